@@ -45,10 +45,11 @@ test-browser: $(STAMP)  ## the report in a real browser, headless (wants Chromiu
 	@$(BIN)/python tests/support/chromium.py
 	SPARROW_BROWSER=1 $(BIN)/python -m pytest --timeout=300 tests/browser
 
-lint: $(STAMP)  ## ruff check, ruff format --check, mypy
+lint: $(STAMP)  ## ruff check, ruff format --check, mypy (of tests: calls and names that do not exist)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=tests $(BIN)/mypy --explicit-package-bases tests
 
 format: $(STAMP)  ## let ruff rewrite
 	$(BIN)/ruff check --fix .

@@ -14,10 +14,10 @@ import torch
 from tuning import DEVICE, GROUP, KV_HEADS, PAGE, SIZE, compile_all, microseconds, print_best
 
 from sparrow import ops
-from sparrow.sparse.compile.launch import Compiled, Launch, launch_for
+from sparrow.sparse.compile.launch import Compiled, ScoreLaunch, launch_for
 from sparrow.sparse.flows import interpret
 from sparrow.sparse.flows.flow import Program, trace
-from sparrow.sparse.flows.interpret import Scene
+from sparrow.sparse.flows.interpret import ScoreContext
 from sparrow.sparse.flows.loading import load_flow
 from sparrow.sparse.rule import Rule
 
@@ -57,7 +57,7 @@ class Choice:
         return kernels.select(self.cache, layer, *given, None, first=1, last=2)
 
     def exact(self) -> ops.PageLists:
-        where = self.q_BHD, self.table_BM, Scene(lengths=self.length_B)
+        where = self.q_BHD, self.table_BM, ScoreContext(lengths=self.length_B)
         score = interpret.score_cache(self.program, self.cache, *where)
         with ops.using("reference"):
             return ops.select_pages(score, self.length_B, self.budget_B, page=PAGE)
@@ -73,13 +73,13 @@ def least_alike(wanted: ops.PageLists, got: ops.PageLists) -> float:
     )
 
 
-def cuts(program: Program) -> list[Launch]:
+def cuts(program: Program) -> list[ScoreLaunch]:
     """The default first."""
-    tried = [Launch(b, n, w, s) for b, w in CUTS for n in LOOPS for s in STAGES]
+    tried = [ScoreLaunch(b, n, w, s) for b, w in CUTS for n in LOOPS for s in STAGES]
     return list(dict.fromkeys([launch_for(program, DTYPE), *tried]))
 
 
-def compile_one(text: str, launch: Launch) -> None:
+def compile_one(text: str, launch: ScoreLaunch) -> None:
     """In a process of its own: what it compiles, Triton keeps on disk for all."""
     choice = Choice(text, 1, 512, 1)
     choice.by(Compiled(choice.program, DTYPE, launch))

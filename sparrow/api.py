@@ -40,6 +40,7 @@ from sparrow.schema.common import (
     FetchConfig,
     GenerateConfig,
     PresetsConfig,
+    PushConfig,
     PuzzleConfig,
     ReplayConfig,
     ReportConfig,
@@ -66,9 +67,9 @@ from sparrow.schema.types import Progress, Report
 if TYPE_CHECKING:
     from sparrow.calibration.planning.hardware import Hardware
     from sparrow.dataflow.evaluation import Answered
-    from sparrow.dataflow.local.messages import Watcher
+    from sparrow.dataflow.local.messages import Callbacks
     from sparrow.dataflow.preview import Preview
-    from sparrow.dataflow.prompts import Source
+    from sparrow.dataflow.prompts import PromptSet
     from sparrow.dataflow.stopping import Stopping
     from sparrow.models import Decoder
     from sparrow.tasks.base import Verdict
@@ -159,7 +160,7 @@ def _check_place(config: Any, loaded: "Decoder | None", automatic: str = "auto")
         raise ValueError(f"device and dtype of a loaded model cannot be changed, got {place}")
 
 
-def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "Source":
+def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "PromptSet":
     from sparrow.calibration.flows import texts
     from sparrow.dataflow import prompts
 
@@ -221,7 +222,7 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
     from sparrow.calibration.planning.context import PlanningContext
     from sparrow.sparse import named_schedule
 
-    surface = Surface.load(config.surface_file) if loaded is None else loaded
+    surface = Surface.load(config.surface) if loaded is None else loaded
     planned = planning.plan(
         PlanningContext.of(surface, _hardware(config), config),
         config,
@@ -253,7 +254,7 @@ def train(
     config: TrainConfig,
     *,
     loaded: "Decoder | None" = None,
-    callbacks: "Watcher | None" = None,
+    callbacks: "Callbacks | None" = None,
     report: Report = silent,
     stopping: "Stopping | None" = None,
 ) -> TrainResult:
@@ -317,7 +318,7 @@ def evaluate(
 
       sparrow eval tiny
       sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
-      sparrow eval runs/train/tiny -t assignments -l 200 --samples 4
+      sparrow eval runs/train/tiny -t assignments -l 200 --checkpoint latest
     """
     from sparrow.dataflow.evaluation import attending, open_parts
     from sparrow.dataflow.evaluation import evaluate as measure
@@ -532,6 +533,24 @@ def replay(config: ReplayConfig, *, report: Report = silent) -> Json:
 
     options: Json = {"out": config.out, "report": report, "allow_code": config.allow_code}
     return replay_step(config.run, config.step, config.part, **options)
+
+
+@configured(PushConfig)
+def push(config: PushConfig, *, report: Report = silent) -> str:
+    """Upload a trained model to the Hugging Face hub, with a model card made from its run.
+
+    Takes a run that has ended, a checkpoint of a run (--step), or a model's folder. The repository
+    is made where it is not there, private unless --public is given. Needs a token that may write:
+    `hf auth login`, or HF_TOKEN. Prints the address.
+
+    For example:
+
+      sparrow push runs/train/tiny owner/name
+      sparrow push runs/train/tiny owner/name --step=20
+    """
+    from sparrow.dataflow.push import push
+
+    return push(config, report=report)
 
 
 @configured(DoctorConfig)

@@ -1,9 +1,9 @@
-"""`sparrow demo`: the whole idea on a laptop, in minutes, with a model that ships.
+"""`sparrow demo`: calibrate, plan, train and report with a shipped model, in minutes on a laptop.
 
-Small enough for two cores and five minutes, real in every part. The settings were chosen after
-looking: at this length and with these few tokens to answer, `tiny` solves about six puzzles of ten
-at first, so there is something to learn in a dozen steps. Layer 3 stays dense, as the calibration
-of `tiny` in docs/calibrate.md found best. Each stage finds what is there already and does the rest.
+Small enough for two cores and five minutes, real in every part. The settings were tuned: at this
+length and with so few tokens to answer, `tiny` solves about six puzzles of ten at first, so there
+is something to learn in a dozen steps. Layer 3 stays dense, the best choice in docs/calibrate.md.
+Every stage resumes from its files.
 """
 
 import shutil
@@ -47,8 +47,8 @@ BIN = 48  # width of a bin of lengths, in tokens
 PROMPTS = 48  # that every budget answers
 STEPS = 12
 GROUPS, SAMPLES = 4, 8  # prompts of a step, answers to each
-HELD_OUT = 48  # puzzles that are answered before and after, twice each
-LONG, LONG_BUDGET, LONG_ROWS = 8192, 1024, 16  # decode steps that are timed
+HELD_OUT = 48  # puzzles of the validation, two answers each
+LONG, LONG_BUDGET, LONG_ROWS = 8192, 1024, 16  # of the timed decode steps
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 NUMBERS = 3  # of the page that are also printed
 
@@ -56,12 +56,12 @@ NUMBERS = 3  # of the page that are also printed
 class DemoConfig(Record):
     """`sparrow demo`."""
 
-    out: Directory = option(Path("runs/demo"), "Folder for everything that it measures.")
-    fresh: bool = option(False, "Begin anew; otherwise it goes on from what is there.")
+    out: Directory = option(Path("runs/demo"), "Folder for all results.")
+    fresh: bool = option(False, "Start again; otherwise it resumes.")
 
 
 class Place:
-    """Where the demo leaves what."""
+    """The paths of the demo."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.calibration, self.train = folder, folder / "calibration", folder / "train"
@@ -75,10 +75,10 @@ class Place:
 def demo(
     config: DemoConfig, *, open: Annotated[bool, "Open the page in a browser at the end."] = False
 ) -> None:
-    """See the whole idea work in minutes, on a CPU: calibrate, plan, train, evaluate, one page.
+    """See it work in minutes, on a CPU: calibrate, plan, train, evaluate, one page.
 
-    A model of the package learns puzzles while it reads only part of its own memory. Nothing is
-    fetched. Stopped by Ctrl-C and started again, it goes on.
+    A shipped model learns puzzles with sparse-attention rollouts. Nothing is downloaded. Stopped by
+    Ctrl-C and started again, it resumes.
 
     For example:
 
@@ -98,7 +98,7 @@ def demo(
 
 
 def training(place: Place) -> TrainConfig:
-    """RL on the planned schedule, under the gate; a checkpoint every step, to go on anywhere."""
+    """RL under the planned schedule and the gate; a checkpoint every step, to resume anywhere."""
     run = {"name": "demo", "out": place.train, "steps": STEPS, "save_every": 1, "keep": 1}
     tables = {
         "model": {"name": MODEL, "device": "cpu"},
@@ -120,7 +120,7 @@ def training(place: Place) -> TrainConfig:
 
 
 def describe() -> dict[str, Any]:
-    """Everything that the demo's results depend on, as plain data."""
+    """All settings that the demo's results depend on."""
     calibration = [TASK, LENGTH, MAX_TOKENS, list(BUDGETS), list(DENSE_LAYERS), BIN, PROMPTS]
     return {
         "sparrow": __version__,
@@ -131,17 +131,17 @@ def describe() -> dict[str, Any]:
 
 
 def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
-    """See to it that the folder is this demo's, and this process's until the lock is closed.
+    """Open or create the folder of the demo, locked for this process.
 
-    One of another version is not gone on with.
+    A folder of another version is refused.
     """
     if place.folder.exists() and not place.folder.is_dir():
-        raise ValueError(f"{place.folder} is no folder; name another one with --out")
-    made = (place.calibration, place.train, place.speed, place.page)
-    if not place.about.exists() and any(path.exists() for path in made):
-        raise ValueError(f"{place.folder} holds other runs; name another folder with --out")
+        raise ValueError(f"{place.folder} is not a folder; choose another with --out")
+    outputs = (place.calibration, place.train, place.speed, place.page)
+    if not place.about.exists() and any(path.exists() for path in outputs):
+        raise ValueError(f"{place.folder} holds other runs; choose another folder with --out")
     place.folder.mkdir(parents=True, exist_ok=True)
-    refuse_links(made)
+    refuse_links(outputs)
     with ExitStack() as on_failure:
         lock = on_failure.enter_context(closing(FolderLock(place.folder, setting="--out")))
         _prepare(place, fresh=fresh)
@@ -150,7 +150,7 @@ def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
 
 
 def _prepare(place: Place, *, fresh: bool) -> None:
-    """Delete what is left of killed processes, or all of an older demo, and check its version."""
+    """Delete leftovers of killed processes, or with `fresh` everything; check the version."""
     remove_unfinished(place.folder)
     if fresh:
         for folder in (place.calibration, place.train):
@@ -161,16 +161,16 @@ def _prepare(place: Place, *, fresh: bool) -> None:
         write_document(place.about, describe())
     with _or_fresh():
         if read_document(place.about) != describe():
-            raise ValueError(f"{place.folder} is of another version of the demo")
+            raise ValueError(f"{place.folder} belongs to another version of the demo")
 
 
 @contextmanager
 def _or_fresh() -> Iterator[None]:
-    """An error about a file of the demo says how to begin anew."""
+    """Add to an error about a file how to start again."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{error}; --fresh begins anew") from error
+        raise ValueError(f"{error}; --fresh starts again") from error
 
 
 # The stages.
@@ -192,7 +192,7 @@ def _timed(what: str) -> Iterator[None]:
 
 
 def _think() -> None:
-    """A puzzle solved before one's eyes, and what the verifier says."""
+    """Stream the answer to a puzzle, and print the verdict."""
     console.rule(Text(f"Meet {MODEL}", style="bold"), align="left")
     console.print(
         "So small that it is part of the package. It thinks in a language of puzzles:",
@@ -213,10 +213,10 @@ def _think() -> None:
 
 
 def _calibrate(place: Place) -> None:
-    """The surface; every measured token is kept, so an interrupted one goes on."""
+    """Measure the surface; every measured token is saved, so it resumes."""
     _stage("calibrate", PROMPTS=PROMPTS, least=BUDGETS[0], most=BUDGETS[-1])
     with _timed("measured"), counting("measuring") as progress:
-        if place.plan.exists():  # then the surface was whole
+        if place.plan.exists():  # then the surface is complete
             surface = Surface.load(place.surface)
         else:
             surface = api.calibrate(
@@ -247,9 +247,9 @@ def _calibrate(place: Place) -> None:
 
 
 def _plan(place: Place) -> None:
-    """The schedule; lengths that no budget covers run dense.
+    """Plan the schedule; lengths without enough budget run dense.
 
-    What a training began with does not change under it: the same surface gives the same plan.
+    A training keeps its schedule: the same surface gives the same plan.
     """
     from sparrow.reporting.calibration import plan_table
     from sparrow.reporting.markdown import rich_table
@@ -279,7 +279,7 @@ def _train(place: Place) -> None:
 
 
 def gate_stopped(place: Place) -> bool:
-    """Whether the gate has ended the training, which then does not go on."""
+    """Whether the gate has stopped the training."""
     actions = place.train / "actions.jsonl"
     lines = read_lines(actions, growing=True) if actions.exists() else []
     return any(line.get("kind") == "stop" for line in lines)
@@ -293,10 +293,10 @@ def _time(place: Place) -> None:
     _stage("time", LONG=LONG)
     with _timed("timed"), counting("measuring") as progress:
         if not place.speed.exists():
-            wanted = dense_sparse.Workload(
+            workload = dense_sparse.Workload(
                 *(TASK, LENGTH, GROUPS, SAMPLES, MAX_TOKENS, LONG, LONG_BUDGET, LONG_ROWS)
             )
-            dense_sparse.run(MODEL, place.schedule, wanted, progress).save(place.speed)
+            dense_sparse.run(MODEL, place.schedule, workload, progress).save(place.speed)
         with _or_fresh():
             speed = Speed.load(place.speed)
     for case in speed.cases:
@@ -318,13 +318,13 @@ def _finish(place: Place, seconds: float) -> None:
     minutes, left = divmod(round(seconds), 60)
     console.print(f"\n[dim]{minutes} min {left} s this time[/]\n\nWhat to try next:", markup=True)
     for words, why in TEXTS["next"].items():
-        line = f"{_own_name()} {words.format(train=place.train)}"
+        line = f"{_command()} {words.format(train=place.train)}"
         text = f"  {plain(line)}\n      [dim]{plain(why)}[/]"
         console.print(text, highlight=False, soft_wrap=True, markup=True)
 
 
-def _own_name() -> str:
-    """What to type for this program: `make demo` runs it where no path leads to it."""
-    called = Path(sys.argv[0])
-    known = shutil.which("sparrow")
-    return str(called) if called.name == "sparrow" and known is None else "sparrow"
+def _command() -> str:
+    """The command to type: `make demo` runs a program that is not on the PATH."""
+    program = Path(sys.argv[0])
+    on_path = shutil.which("sparrow") is not None
+    return str(program) if program.name == "sparrow" and not on_path else "sparrow"

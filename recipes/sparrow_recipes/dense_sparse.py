@@ -1,4 +1,4 @@
-"""Dense against sparse decoding on this machine, in turns: short rows as rolled out, long ones.
+"""Time dense against sparse decoding on this machine: a rollout, and steps at a long context.
 
 Two cases: a rollout of puzzles under a schedule, every answer to its full length so that both
 sides draw equally many tokens; and decode steps at a long context over random keys and values,
@@ -12,10 +12,11 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from sparrow import load
 from sparrow.benchmarks import decode, timing
 from sparrow.dataflow.prompts import of_task
 from sparrow.engine.engine import Engine
-from sparrow.models import Decoder, load
+from sparrow.models import Decoder
 from sparrow.schema.bench import Speed, SpeedCase
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
@@ -31,7 +32,7 @@ MUCH = "most of a step is reading the text, and less of it is read"
 
 
 class Workload(NamedTuple):
-    """What is timed: answers to prompts of a task, and decode steps of rows at a context."""
+    """The workload: answers to prompts of a task, and decode steps of rows at a context."""
 
     task: str
     length: int
@@ -43,24 +44,26 @@ class Workload(NamedTuple):
     batch: int
 
 
-def run(name: str, schedule: Path, wanted: Workload, progress: Progress) -> Speed:
-    """Both cases, on the CPU."""
+def run(name: str, schedule: Path, workload: Workload, progress: Progress) -> Speed:
+    """Time both cases on the CPU."""
     model, kept = load(name, device="cpu"), Schedule.load(schedule)
-    short = _rollout(model, kept, wanted, progress)
-    progress(2 * ROUNDS, 2 * ROUNDS + 2, f"decoding at {wanted.context} tokens")
-    long = _decode(model, kept, wanted)
+    short = _rollout(model, kept, workload, progress)
+    progress(2 * ROUNDS, 2 * ROUNDS + 2, f"decoding at {workload.context} tokens")
+    long = _decode(model, kept, workload)
     progress(2 * ROUNDS + 2, 2 * ROUNDS + 2, "timed")
     dtype = str(model.dtype).removeprefix("torch.")
     note = f"{model.spec.parameters() / 1e6:.1f} M weights in {dtype}."
     return Speed(machine=timing.machine(model.device), note=note, cases=(short, long))
 
 
-def _rollout(model: Decoder, schedule: Schedule, wanted: Workload, progress: Progress) -> SpeedCase:
-    source = of_task(model, wanted.task, length=wanted.length, count=wanted.prompts)
+def _rollout(
+    model: Decoder, schedule: Schedule, workload: Workload, progress: Progress
+) -> SpeedCase:
+    source = of_task(model, workload.task, length=workload.length, count=workload.prompts)
     prompts = [prompt.ids for prompt in source.prompts]
-    longest, rows = max(map(len, prompts)) + wanted.tokens, len(prompts) * wanted.samples
+    longest, rows = max(map(len, prompts)) + workload.tokens, len(prompts) * workload.samples
     engine = Engine(model, max_running=rows, max_context=longest, rule=Rule.like(schedule))
-    params = SamplingParams(n=wanted.samples, max_tokens=wanted.tokens, ignore_eos=True, seed=0)
+    params = SamplingParams(n=workload.samples, max_tokens=workload.tokens, ignore_eos=True, seed=0)
     ways = {
         "dense": partial(engine.generate, prompts, params),
         "sparse": partial(engine.generate, prompts, params, schedule=schedule),
@@ -71,36 +74,36 @@ def _rollout(model: Decoder, schedule: Schedule, wanted: Workload, progress: Pro
             done = max(0, 2 * (turn - 1) + place)
             progress(done, 2 * ROUNDS + 2, "rolling out, dense and sparse in turns")
             seconds = timing.seconds(ways[way], model.device)
-            taken[way] += [seconds / wanted.tokens * 1e3] if turn else []
+            taken[way] += [seconds / workload.tokens * 1e3] if turn else []
     name, what = f"Up to {longest} tokens", f"{rows} answers rolled out under the schedule"
     return _case(name, longest, what, taken["dense"], taken["sparse"])
 
 
-def _decode(model: Decoder, schedule: Schedule, wanted: Workload) -> SpeedCase:
+def _decode(model: Decoder, schedule: Schedule, workload: Workload) -> SpeedCase:
     # Rows end at the context, and an engine needs a little room beyond.
-    positions = max(model.spec.max_positions, wanted.context + 64)
+    positions = max(model.spec.max_positions, workload.context + 64)
     layers = ",".join(map(str, schedule.dense_layers))
-    kept = f"fixed-{wanted.budget}" + (f"-dense-{layers}" if layers else "-all")
+    kept = f"fixed-{workload.budget}" + (f"-dense-{layers}" if layers else "-all")
     result = decode.run(
         model=replace(model.spec, max_positions=positions),
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
-        cases=[(wanted.batch, wanted.context, way) for way in (None, kept)],
+        cases=[(workload.batch, workload.context, way) for way in (None, kept)],
         steps=STEPS,
         rounds=ROUNDS,
         split=False,
     )
     dense, sparse = (list(row.ms_step_rounds) for row in result.rows)
     but = f", everything in layer {layers}" if layers else ""
-    what = f"{wanted.batch} rows of random text, {wanted.budget} tokens kept{but}"
+    what = f"{workload.batch} rows of random text, {workload.budget} tokens kept{but}"
     doubt = "; whether so few tokens suffice at this length was not measured"
-    return _case(f"At {wanted.context} tokens", wanted.context, what, dense, sparse, doubt)
+    return _case(f"At {workload.context} tokens", workload.context, what, dense, sparse, doubt)
 
 
 def _case(
     name: str, context: int, what: str, dense: list[float], sparse: list[float], but: str = ""
 ) -> SpeedCase:
-    """What was timed, what came out, and why: by which side was faster."""
+    """The times of a case, with an explanation by which side was faster."""
     ratio = median(dense) / median(sparse)
     why = (EVEN if abs(ratio - 1) < EQUAL else MUCH if ratio > 1 else LITTLE) + but
     times = {"dense_ms": tuple(dense), "sparse_ms": tuple(sparse)}

@@ -1,10 +1,10 @@
-"""Decode steps of the whole engine, against what the memory can deliver; dense beside sparse.
+"""Decode benchmark: steps of the whole engine against memory bandwidth, dense and sparse.
 
-A step reads the weights once and keys and values of every row, so the yardstick is bytes per
-second. Prompts are not computed: rows are put at their length over random keys and values, in
-shuffled pages. The cases of one batch and context share an engine and take turns in every round;
-figures are medians over rounds. A row's length ends at the named context, so that page tables stay
-in the captured width of that context.
+A step reads the weights once and the keys and values of every row, so the measure is bytes per
+second. Prompts are not computed: rows start at their length over random keys and values, in
+shuffled pages. The cases of one batch and context share an engine and alternate in every round;
+figures are medians over rounds. Rows end at the named context, so that page tables keep the
+captured width of that context.
 
     ms_step    wall time of Engine.step: scheduling, graph, sampling, reading results
     ms_device  the same steps without the engine: the runner's decode, back to back
@@ -52,7 +52,7 @@ GPU_CASES: tuple[Case, ...] = (
 CPU_CASES: tuple[Case, ...] = ((16, 1024, None), (16, 1024, "fixed-256"))
 WARM = 3  # steps before the clock starts: compiling, capturing
 SPLIT_STEPS = 4
-FILL_TOKENS = 1 << 20  # whose pages are summarised in one go
+FILL_TOKENS = 1 << 20  # whose pages are summarised at once
 SPARE_BYTES = 3 << 30  # of a GPU, for logits, scratch and graphs
 
 
@@ -70,7 +70,7 @@ def run(
 ) -> DecodeBenchmark:
     """Measure every case.
 
-    flow     what chooses pages
+    flow     the page selection
     model    a published shape (default: qwen3-1.7b on a GPU, smollm2-135m on a CPU)
     dtype    bf16, fp32 (default: bf16 on a GPU, fp32 on a CPU)
     cases    (batch, context, schedule): None is dense, else a preset's name or "fixed-N", or
@@ -89,30 +89,30 @@ def run(
             progress(f"batch {batch}, context {context}")
         timed = max(1, min(steps, context // 4))
         if context <= timed + WARM + SPLIT_STEPS:
-            raise ValueError(f"a context of {context} tokens is too short to measure {timed} steps")
+            raise ValueError(f"a context of {context} tokens is too short for {timed} timed steps")
         engine = _build(decoder, Rule(flow=flow, dense_layers=dense_layers), batch, context)
-        turns = Turns(engine=engine, context=context, steps=timed)
-        rows += turns.measure(names, rounds, split)
-        del engine, turns
+        timer = ScheduleTimer(engine=engine, context=context, steps=timed)
+        rows += timer.measure(names, rounds, split)
+        del engine, timer
         timing.free_memory(target)
     return DecodeBenchmark(
-        **timing.of_model(decoder, name),
+        **timing.model_fields(decoder, name),
         flow=flow.name,
-        peak_bytes_per_s=timing.peak_of(target),
+        peak_bytes_per_s=timing.peak_bandwidth(target),
         rounds=rounds,
         rows=tuple(rows),
     )
 
 
 def _groups(cases: Sequence[Case]) -> dict[Group, list[str | None]]:
-    """Schedules by what they can share an engine for, in the order given.
+    """Group schedules that can share an engine, in the given order.
 
-    Dense attention goes with the first schedule of its batch and context, to take turns with it.
+    Dense attention joins the first schedule of its batch and context, to alternate with it.
     """
     groups: dict[Group, list[str | None]] = defaultdict(list)
     for *size, name in cases:
-        beside = [other for *others, other in cases if others == size and other is not None]
-        schedule = timing.schedule_named(name or next(iter(beside), None))
+        sparse = [other for *others, other in cases if others == size and other is not None]
+        schedule = timing.schedule_named(name or next(iter(sparse), None))
         layers = Rule().dense_layers if schedule is None else frozenset(schedule.dense_layers)
         groups[size[0], size[1], layers].append(name)
     return groups
@@ -122,8 +122,8 @@ def _groups(cases: Sequence[Case]) -> dict[Group, list[str | None]]:
 
 
 def _build(model: Decoder, rule: Rule, batch: int, context: int) -> Engine:
-    """An engine with room for these rows, or for as many as fit, and random contents."""
-    spec, page_bytes = model.spec, timing.pages_bytes(model, rule)
+    """An engine for these rows, or for as many as fit, with a random cache."""
+    spec, page_bytes = model.spec, timing.cache_page_bytes(model, rule)
     row_bytes = pages_for(context, PAGE) * page_bytes
     spare = SPARE_BYTES if model.device.type == "cuda" else 0
     batch = max(1, min(batch, (device_memory(model.device) - spare) // row_bytes))
@@ -143,7 +143,7 @@ def _build(model: Decoder, rule: Rule, batch: int, context: int) -> Engine:
 
 
 def fill(engine: Engine) -> None:
-    """Random keys and values, and what the rule keeps of them."""
+    """Fill the cache with random keys and values, and their summaries."""
     cache, rule = engine.runner.cache, engine.rule
     slots_T = torch.arange(cache.pages * cache.page, device=engine.model.device)
     with torch.inference_mode():
@@ -159,9 +159,9 @@ def fill(engine: Engine) -> None:
 def running(
     engine: Engine, contexts: Sequence[int], schedule: Schedule | None, *, room: int
 ) -> Iterator[list[Sample]]:
-    """Samples that run as if prompts of these tokens had been computed and one token drawn.
+    """Running samples, as if prompts of these lengths had been computed and one token sampled.
 
-    room: how many tokens each may draw. What is left of them ends with the with-block.
+    room: how many tokens a sample may draw. Unfinished samples are aborted at the end.
     """
     vocabulary = engine.model.spec.vocabulary
     draw = np.random.default_rng(0)
@@ -175,8 +175,7 @@ def running(
     samples = [sample for request in scheduler.waiting for sample in request.samples]
     scheduler.waiting.clear()
     for index, (sample, context, width) in enumerate(zip(samples, contexts, widths, strict=True)):
-        own, pages = pages[:width], pages[width:]
-        sample.context = Context(pages=own, computed=context)
+        sample.context, pages = Context(pages=pages[:width], computed=context), pages[width:]
         sample.started, sample.drawn = True, 1
         sample.take(index % vocabulary, 0.0, 0.0, engine.version)
         engine.runner.rows.enter(sample)
@@ -191,29 +190,31 @@ def running(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
-    """Schedules that take turns on one engine, its rows so many steps before a context."""
+class ScheduleTimer:
+    """Times schedules in turn on one engine, with rows that end at a context."""
 
     engine: Engine
     context: int
     steps: int
 
     def measure(self, names: Sequence[str | None], rounds: int, split: bool) -> Iterator[DecodeRow]:
-        """Rows of the result for these schedules."""
+        """Measure schedules; yields a row of the result for each."""
         flow = block_mean if self.engine.rule is None else self.engine.rule.flow
         schedules = [timing.schedule_named(name, flow) for name in names]
-        taken: list[Times] = [[] for _ in names]
+        by_schedule: list[Times] = [[] for _ in names]
         for _ in range(rounds):
-            for times, schedule in zip(taken, schedules, strict=True):
+            for times, schedule in zip(by_schedule, schedules, strict=True):
                 times.append(self._round(schedule))
-        dense = median(step for step, _ in taken[names.index(None)]) if None in names else None
-        for name, schedule, times in zip(names, schedules, taken, strict=True):
+        dense = (
+            median(step for step, _ in by_schedule[names.index(None)]) if None in names else None
+        )
+        for name, schedule, times in zip(names, schedules, by_schedule, strict=True):
             parts = self._split(schedule) if split else None
             yield self._row(name, schedule, times, dense, parts)
 
     @contextmanager
     def _warm(self, schedule: Schedule | None, steps: int) -> Iterator[list[Sample]]:
-        """Samples that reach the context after so many steps; kernels and graphs are there."""
+        """Samples that reach the context after so many steps, after the warm-up."""
         engine, start = self.engine, self.context - WARM - steps
         contexts = [start] * engine.max_running
         with running(engine, contexts, schedule, room=WARM + steps + 2) as samples:
@@ -222,7 +223,7 @@ class Turns:
             yield samples
 
     def _round(self, schedule: Schedule | None) -> tuple[float, float]:
-        """One turn: steps of the engine, then the same steps by the runner alone."""
+        """One round: steps of the engine, then the same steps by the runner alone."""
         engine, steps = self.engine, self.steps
         device, rows = engine.model.device, engine.runner.rows
         with self._warm(schedule, steps) as samples:
@@ -236,8 +237,8 @@ class Turns:
         """Milliseconds of a step by part."""
         with self._warm(schedule, SPLIT_STEPS):
             steps = partial(timing.repeat, self.engine.step, SPLIT_STEPS)
-            taken = timing.split_of(steps, self.engine.model.device)
-        return {part: took * 1e3 / SPLIT_STEPS for part, took in taken.items()}
+            by_part = timing.time_by_part(steps, self.engine.model.device)
+        return {part: seconds * 1e3 / SPLIT_STEPS for part, seconds in by_part.items()}
 
     def _row(
         self,
@@ -249,12 +250,12 @@ class Turns:
     ) -> DecodeRow:
         """The figures of one schedule."""
         model, batch = self.engine.model, self.engine.max_running
-        peak, (steps_s, device_s) = timing.peak_of(model.device), zip(*times, strict=True)
+        peak, (steps_s, device_s) = timing.peak_bandwidth(model.device), zip(*times, strict=True)
         step, device = median(steps_s), median(device_s)
         lengths = np.arange(self.context - self.steps, self.context) + 1  # with the step's token
         reads = timing.reads(model, schedule)
         dense_kv, kept_kv, landmarks = (round(batch * part.mean()) for part in reads.rows(lengths))
-        whole = reads.weights + dense_kv + kept_kv + landmarks
+        total = reads.weights + dense_kv + kept_kv + landmarks
         return DecodeRow(
             batch=batch,
             context=self.context,
@@ -262,17 +263,17 @@ class Turns:
             steps=self.steps,
             mean_length=float(lengths.mean()),
             ms_step=step * 1e3,
-            ms_step_rounds=tuple(took * 1e3 for took in steps_s),
+            ms_step_rounds=tuple(seconds * 1e3 for seconds in steps_s),
             ms_device=device * 1e3,
-            ms_device_rounds=tuple(took * 1e3 for took in device_s),
+            ms_device_rounds=tuple(seconds * 1e3 for seconds in device_s),
             idle=1 - device / step,
             tokens_per_s=batch / step,
-            bytes=whole,
+            bytes=total,
             bytes_weights=reads.weights,
             bytes_kv=dense_kv + kept_kv,
             bytes_landmarks=landmarks,
-            tb_per_s=whole / step / 1e12,
-            of_peak=whole / step / peak if peak else None,
+            tb_per_s=total / step / 1e12,
+            of_peak=total / step / peak if peak else None,
             speed_up=dense / step if dense is not None else None,
             split=split,
         )

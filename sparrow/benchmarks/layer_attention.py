@@ -1,23 +1,23 @@
-"""One layer's decode attention by its parts, dense beside sparse, against memory bandwidth.
+"""Layer benchmark: decode attention of one layer by part, dense and sparse, against bandwidth.
 
     dense     attention over every page
-    select    a flow scores the pages and lists those to keep
+    select    a flow scores the pages and lists the kept ones
     attend    attention over those lists
-    both      select, then attend: what sparse decoding costs a layer
-    append    a flow writes one token a row; one row in `page` finishes its page
+    both      select, then attend: the cost of sparse decoding per layer
+    append    a flow writes one token per row; one row in `page` finishes its page
     finish    the same where every row finishes its page
-    read      on a CPU: a plain sum over keys and values, the yardstick of the others
+    read      on a CPU: a plain sum over keys and values, for comparison
 
-On a GPU every case is a CUDA graph of many calls, and its time is a replay's by the number of them:
-the gap between two calls counts, Python does not. No call should find in the L2 cache what an
-earlier one has read, so calls take turns over layers, each with memory of its own, and where one
-reads little, over tables or pages too. Keys and values are random, their pages shuffled; a flow
-fills its fields itself. The cases of one shape take turns in every round; figures are medians over
-rounds. On a CPU the same runs without graphs, over a pool that exceeds the last cache.
+On a GPU every case is a CUDA graph of many calls, and the time of a call is that of a replay over
+their number: gaps between calls count, Python does not. To keep the L2 cache cold, calls cycle over
+layers with separate memory and, where a call reads little, over tables or pages too. Keys and
+values are random, their pages shuffled; a flow fills its own fields. The cases of one shape
+alternate in every round; figures are medians over rounds. On a CPU the same runs without graphs,
+over a pool larger than the last-level cache.
 
-Bytes are what a case has to move: keys and values of the pages it attends to; all fields that the
-flow has of every page of a row; of an append the token, and for each row that finishes its page the
-page's other keys and its fields. Queries, tables, scores, lists and results do not count.
+Bytes are those that a case must move: keys and values of the attended pages; all fields of the flow
+of every page of a row; for an append the token, and for each row that finishes its page the page's
+other keys and its fields. Queries, tables, scores, lists and results do not count.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ from sparrow.models.checkpoint import pick_device
 from sparrow.schema.bench import LayerBenchmark, LayerRow, StoredFlow
 from sparrow.sparse.rule import Rule
 
-COLD_BYTES = 256_000_000  # between two reads of one address: several times an L2 cache
+COLD_BYTES = 256_000_000  # between two reads of an address: several times the L2 cache
 LEAST_LAYERS, MOST_LAYERS = 4, 32
 MOST_CALLS = 256  # in a graph
 FILL_PAGES = 4096  # summarised at once
@@ -48,7 +48,7 @@ Calls = Sequence[Callable[[], object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Rows of equal length, and how many pages each keeps."""
+    """Rows of equal length, and the number of pages that a row keeps."""
 
     batch: int = 32
     context: int = 32_768
@@ -62,7 +62,7 @@ OTHERS = tuple(Shape(batch=16, context=k * 1024, kept=64) for k in (16, 24, 32))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """The attention of a layer, and where it runs."""
+    """The heads of a layer, and its device."""
 
     kv_heads: int = 8
     group: int = 2  # query heads of a KV head
@@ -75,13 +75,13 @@ class Heads:
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def fields(self, flow: Rule | None = None) -> tuple[ops.Field, ...]:
-        """Page fields of a flow; without one, keys and values."""
+        """Page fields of a flow; without a flow, keys and values."""
         if flow is None:
             return ops.kv_fields(self.page, self.size, self.dtype)
         return flow.fields(page=self.page, head_size=self.size, dtype=self.dtype)
 
     def page_bytes(self, flow: Rule | None = None) -> int:
-        """Of those fields, all KV heads."""
+        """Bytes of these fields over all KV heads."""
         return ops.page_bytes(self.fields(flow), layers=1, kv_heads=self.kv_heads)
 
     def normal(self, *shape: int) -> Tensor:
@@ -106,7 +106,7 @@ def run(
     shape    what to measure (default: MAIN on a GPU, CPU on a CPU)
     others   more shapes to measure in all parts (default: OTHERS on a GPU, none on a CPU)
     replays  of all calls in a round (default: 20 on a GPU, one on a CPU)
-    layers   memory to take turns over (default: as many as leave caches cold; on a CPU one)
+    layers   separate memories to cycle over (default: enough for cold caches; on a CPU one)
     """
     heads = Heads(size=head_size, device=pick_device(device))
     on_gpu = heads.device.type == "cuda"
@@ -117,18 +117,18 @@ def run(
     named = _named(flows)
     rows: list[dict[str, Any]] = []
     measure = partial(timing.measure, device=heads.device, replays=replays, rounds=rounds)
-    tell = progress or (lambda _: None)
+    report = progress or (lambda _: None)
     with torch.inference_mode():
-        for each in shapes:
-            tell(f"{each.batch} rows of {each.context} tokens")
-            count = layers or _layers(heads, each.batch * each.context // heads.page, named)
-            rows += _with_ratios(measure(Bed(heads, each, named, count).cases()))
+        for case in shapes:
+            report(f"{case.batch} rows of {case.context} tokens")
+            count = layers or _layers(heads, case.batch * case.context // heads.page, named)
+            rows += _with_ratios(measure(LayerStack(heads, case, named, count).cases()))
             timing.free_memory(heads.device)
     return LayerBenchmark(
         machine=timing.machine(heads.device),
         heads={name: getattr(heads, name) for name in ("kv_heads", "group", "size", "page")},
         dtype=str(heads.dtype).removeprefix("torch."),
-        peak_bytes_per_s=timing.peak_of(heads.device),
+        peak_bytes_per_s=timing.peak_bandwidth(heads.device),
         replays=replays,
         rounds=rounds,
         flows=tuple(_stored(heads, name, flow) for name, flow in named.items()),
@@ -144,12 +144,14 @@ def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _check(shapes: Sequence[Shape], page: int) -> None:
     for shape in shapes:
         if shape.context % page or not 0 < shape.kept <= shape.context // page:
-            allowed = f"context in whole pages of {page} tokens, and 1 to all of them kept"
-            raise ValueError(f"got {shape}, allowed: {allowed}")
+            raise ValueError(
+                f"expected a multiple of {page} as context and 1 to context / {page} as kept, "
+                f"got {shape}"
+            )
 
 
 def _named(flows: Sequence[Rule]) -> Flows:
-    """Flows by name; of several of one name, the later ones get a number."""
+    """Flows by name; flows of the same name are numbered."""
     named: Flows = {}
     for flow in flows:
         count = sum(other.name == flow.name for other in named.values())
@@ -158,12 +160,14 @@ def _named(flows: Sequence[Rule]) -> Flows:
 
 
 def _stored(heads: Heads, name: str, flow: Rule) -> StoredFlow:
-    own, kv = heads.page_bytes(flow), heads.page_bytes()
-    return StoredFlow(flow=name, rule=repr(flow), page_bytes=own, kv_page_bytes=kv, of_kv=own / kv)
+    size, kv = heads.page_bytes(flow), heads.page_bytes()
+    return StoredFlow(
+        flow=name, rule=repr(flow), page_bytes=size, kv_page_bytes=kv, of_kv=size / kv
+    )
 
 
 class FlowCache(ops.PageCache):
-    """The fields of one flow, over keys and values that all flows share."""
+    """A page cache with the fields of one flow; keys and values are shared by all flows."""
 
     def __init__(self, kv: ops.PageCache, fields: Sequence[ops.Field], **sizes: Any) -> None:
         super().__init__(page_fields=fields, **sizes)
@@ -173,7 +177,7 @@ class FlowCache(ops.PageCache):
         return self._kv.field(name, layer) if name in ("k", "v") else super().field(name, layer)
 
 
-class Bed:
+class LayerStack:
     """Layers of random keys and values for the rows of a shape, and the fields of every flow."""
 
     def __init__(self, heads: Heads, shape: Shape, flows: Flows, layers: int) -> None:
@@ -216,7 +220,9 @@ class Bed:
         rows = self.q_BHD, self.table_BM, self.length_B, self.budget_B
         lists = self.flows[flow].select(self.caches[flow], layer, *rows)
         if lists is None:
-            raise ValueError(f"flow {flow}: layer {layer} is dense; measure one without such")
+            raise ValueError(
+                f"flow {flow}: layer {layer} is dense, expected a rule without dense layers"
+            )
         return lists
 
     def both(self, layer: int, flow: str) -> Tensor:
@@ -228,7 +234,7 @@ class Bed:
     # Cases.
 
     def cases(self) -> list[Case]:
-        """The shape in all parts."""
+        """The cases of the shape: all parts."""
         size, layers = self.kv.pages * self.heads.page_bytes(), range(self.layers)
         cases = [self._case(None, "dense", size, [partial(self.attend, n) for n in layers])]
         if self.heads.device.type == "cpu":
@@ -255,12 +261,12 @@ class Bed:
         ]
 
     def _writes(self, flow: str) -> list[Case]:
-        """Appends to other pages at every turn; what they overwrite does not matter here."""
+        """Appends, to other pages at every call; what they overwrite does not matter."""
         page, batch = self.heads.page, self.shape.batch
         key = self.heads.page_bytes() // (2 * page)  # one token's, all KV heads
         finishing = (page - 1) * key + self.heads.page_bytes(self.flows[flow])
-        wanted = min(MOST_CALLS, -(-COLD_BYTES // (finishing * batch)))
-        turns = -(-wanted // self.layers) if self.heads.device.type == "cuda" else 1
+        calls_needed = min(MOST_CALLS, -(-COLD_BYTES // (finishing * batch)))
+        turns = -(-calls_needed // self.layers) if self.heads.device.type == "cuda" else 1
         columns = self.table_BM.long().T[:turns]
         spread_B = torch.arange(batch, device=self.heads.device) % page
         cases = []
@@ -279,11 +285,11 @@ class Bed:
 
 
 def _layers(heads: Heads, pages: int, flows: Flows) -> int:
-    """So many that the fields of every flow exceed the caches by far, if memory allows."""
+    """The number of layers whose fields exceed the caches by far, if memory allows."""
     if heads.device.type != "cuda":
         return 1
     stored = [heads.page_bytes(flow) for flow in flows.values()]
-    wanted = -(-COLD_BYTES // (pages * max(1, min(stored))))
+    needed = -(-COLD_BYTES // (pages * max(1, min(stored))))
     layer_bytes = pages * (heads.page_bytes() + sum(stored))
     room = (device_memory(heads.device) - SPARE_BYTES) // layer_bytes
-    return max(1, min(max(LEAST_LAYERS, wanted), MOST_LAYERS, room))
+    return max(1, min(max(LEAST_LAYERS, needed), MOST_LAYERS, room))

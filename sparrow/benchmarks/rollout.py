@@ -1,10 +1,10 @@
-"""Rollouts from prompts to completions, in tokens per second, beside transformers in the same run.
+"""Rollout benchmark: prompts to completions in tokens per second, against transformers.
 
-Both sides have the same weights, dtype, device and prompts, sample at temperature 1 and ignore end
-tokens, so every sequence has the full length. Both are warmed up alike first: on a GPU by the whole
-workload, which captures every graph and leaves the allocator its blocks (ours on other prompts, as
-it would share these). Where transformers is given fewer new tokens, for its time, ours is measured
-on those as well, and the ratio is between the two.
+Both have the same weights, dtype, device and prompts, sample at temperature 1 and ignore end
+tokens, so every sequence has the full length. Both are warmed up in the same way: on a GPU by the
+whole workload, which captures every graph and fills the allocator (sparrow on other prompts, as it
+would reuse the prefixes). Where transformers generates fewer tokens, to save time, sparrow is
+measured on that number as well, and the ratio compares the two.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ from sparrow.schema.sampling import SamplingParams
 from sparrow.sparse.rule import Rule
 
 DENSE, PEER = "dense", "transformers generate"
-WARM_TOKENS = 4  # on a CPU, where only compiling has to be out of the way
+WARM_TOKENS = 4  # on a CPU, where the warm-up is compilation alone
 WORKLOADS = {
     "gpu": RolloutWorkload(
         model="qwen3-1.7b",
@@ -80,41 +80,41 @@ def run(
     """
     preset = workload or ("gpu" if pick_device("auto").type == "cuda" else "cpu-tiny")
     if preset not in WORKLOADS:
-        raise ValueError(f"no workload {preset!r}; known are {', '.join(WORKLOADS)}")
+        raise ValueError(f"unknown workload {preset!r}; expected one of {', '.join(WORKLOADS)}")
     work = WORKLOADS[preset]
     work = work.model_copy(update={"peer_tokens": peer_tokens or work.peer_tokens, **changes})
     model = _model(work, dtype)
-    ours = [(name, work.new_tokens) for name in work.schedules]
+    cases = [(name, work.new_tokens) for name in work.schedules]
     if peer and work.peer_tokens != work.new_tokens:
-        ours.append((DENSE, work.peer_tokens))
+        cases.append((DENSE, work.peer_tokens))
     rows = []
-    for name, tokens in ours:
+    for name, tokens in cases:
         progress(f"sparrow {name}, {tokens} new tokens")
-        rows.append(_ours(model, work.model_copy(update={"new_tokens": tokens}), name))
+        rows.append(_run_sparrow(model, work.model_copy(update={"new_tokens": tokens}), name))
     if peer:
         progress(f"{PEER}, {work.peer_tokens} new tokens")
-        rows.append(_theirs(model, work))
-    plain = {row.new_tokens: row.tokens_per_s for row in rows if row.who == PEER}
+        rows.append(_run_transformers(model, work))
+    peers = {row.new_tokens: row.tokens_per_s for row in rows if row.who == PEER}
     return RolloutBenchmark(
-        **timing.of_model(model, work.model),
+        **timing.model_fields(model, work.model),
         preset=preset,
         workload=work,
         weights="random" if model.source is None else "real",
-        rows=tuple(_with_ratio(row, plain.get(row.new_tokens)) for row in rows),
+        rows=tuple(_with_ratio(row, peers.get(row.new_tokens)) for row in rows),
     )
 
 
-def _with_ratio(row: RolloutRow, plain: float | None) -> RolloutRow:
-    """Beside transformers' generate on as many new tokens."""
-    ratio = row.tokens_per_s / plain if plain and row.tokens_per_s else None
+def _with_ratio(row: RolloutRow, peer: float | None) -> RolloutRow:
+    """Add the ratio to transformers at the same number of new tokens."""
+    ratio = row.tokens_per_s / peer if peer and row.tokens_per_s else None
     return row.model_copy(update={"ratio": ratio})
 
 
-# Ours.
+# sparrow.
 
 
 def _model(work: RolloutWorkload, dtype: str | None) -> Decoder:
-    """Real weights where they are here, else random ones in the shape."""
+    """Real weights where they are available, else random ones."""
     device = pick_device(work.device)
     kind = pick_dtype(timing.torch_dtype(dtype), device, {})
     if work.model in shipped() or (work.model in known() and fetched(work.model) is not None):
@@ -127,51 +127,50 @@ def _prompts(work: RolloutWorkload, vocabulary: int, seed: int) -> list[list[int
     return draw.integers(vocabulary, size=(work.rollouts, work.prompt_tokens)).tolist()
 
 
-def _ours(model: Decoder, work: RolloutWorkload, name: str) -> RolloutRow:
-    """One run of the engine under a schedule, with its time split on a CPU."""
+def _run_sparrow(model: Decoder, work: RolloutWorkload, name: str) -> RolloutRow:
+    """Run the engine under a schedule; on a CPU its time is split by part."""
     device, rule = model.device, Rule()
-    timing.free_memory(device)  # of the engine before
+    timing.free_memory(device)  # of the previous engine
     pages = work.rollouts * (pages_for(work.context, PAGE) + 1)  # room for all, and no more
     engine = Engine(
         model,
         max_running=work.rollouts,
         max_context=work.context,
-        kv_bytes=pages * timing.pages_bytes(model, rule),
-        rule=rule,
+        kv_bytes=pages * timing.cache_page_bytes(model, rule),
     )
     schedule = timing.schedule_named(None if name == DENSE else name)
 
     def generate(new_tokens: int, seed: int) -> int:
         params = SamplingParams(max_tokens=new_tokens, ignore_eos=True, seed=seed)
         prompts = _prompts(work, model.spec.vocabulary, seed)
-        done = engine.generate(prompts, params, schedule=schedule)
-        return sum(len(completion.token_ids) for completion in done)
+        completions = engine.generate(prompts, params, schedule=schedule)
+        return sum(len(completion.token_ids) for completion in completions)
 
     generate(_warm_tokens(model, work.new_tokens), seed=1)
     split: Split = {}
     with timing.timed_ops(split):
-        tokens, took = timing.timed(lambda: generate(work.new_tokens, seed=0), device)
-    split["python"] = took - sum(split.values())
+        tokens, seconds = timing.timed(lambda: generate(work.new_tokens, seed=0), device)
+    split["python"] = seconds - sum(split.values())
     return RolloutRow(
         who=f"sparrow {name}",
         new_tokens=work.new_tokens,
         tokens=tokens,
-        seconds=took,
-        tokens_per_s=tokens / took,
+        seconds=seconds,
+        tokens_per_s=tokens / seconds,
         split=split if device.type == "cpu" else None,  # a GPU's ops return before they have run
     )
 
 
 def _warm_tokens(model: Decoder, new_tokens: int) -> int:
-    """All of them on a GPU, where graphs are captured on the way."""
+    """Tokens of the warm-up: on a GPU all of them, to capture every graph."""
     return new_tokens if model.device.type == "cuda" else min(WARM_TOKENS, new_tokens)
 
 
-# Theirs.
+# transformers.
 
 
-def _theirs(model: Decoder, work: RolloutWorkload) -> RolloutRow:
-    """transformers' `generate` on the same weights."""
+def _run_transformers(model: Decoder, work: RolloutWorkload) -> RolloutRow:
+    """Run `generate` of transformers on the same weights."""
     timing.free_memory(model.device)
     with tempfile.TemporaryDirectory(prefix="sparrow-bench-") as scratch:
         peer = _load_peer(models.save(model, Path(scratch) / "model"), model)
@@ -182,20 +181,22 @@ def _theirs(model: Decoder, work: RolloutWorkload) -> RolloutRow:
 def _attempt(
     generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder
 ) -> RolloutRow:
-    """A row for the peer; that it cannot run here is a result too, with its reason."""
-    wanted, drawn, took = rollouts * tokens, 0, None
+    """A row for transformers; a failure is a row with its reason."""
+    expected, generated, seconds = rollouts * tokens, 0, None
+    failed = None
     try:
         generate(_warm_tokens(model, tokens))
-        drawn, took = timing.timed(lambda: generate(tokens), model.device)
-        failed = None if drawn == wanted else f"{drawn} tokens came, {wanted} were asked"
+        generated, seconds = timing.timed(lambda: generate(tokens), model.device)
+        if generated != expected:
+            failed = f"expected {expected} tokens, got {generated}"
     except RuntimeError as error:  # out of memory, or an operation that this device lacks
         failed = f"{type(error).__name__}: {error}"[:300]
     return RolloutRow(
         who=PEER,
         new_tokens=tokens,
-        tokens=drawn,
-        seconds=took,
-        tokens_per_s=drawn / took if took and not failed else None,
+        tokens=generated,
+        seconds=seconds,
+        tokens_per_s=generated / seconds if seconds and not failed else None,
         failed=failed,
     )
 
@@ -215,7 +216,7 @@ def _load_peer(folder: Path, model: Decoder) -> Any:
 
 
 def _generate(peer: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:
-    """How many tokens `generate` drew."""
+    """Generate with transformers; returns the number of new tokens."""
     from transformers import GenerationConfig
 
     peer.generation_config = GenerationConfig(

@@ -1,4 +1,4 @@
-"""What benchmarks share: the machine, the clock, where the time of a step goes, the table."""
+"""Shared parts of benchmarks: the machine, timers, time by part of a step, the table."""
 
 import gc
 import os
@@ -33,7 +33,7 @@ from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.presets import preset
 from sparrow.sparse.rule import Rule
 
-# Parts of a step -> the ops that make them up (`logits` is the LM head).
+# Parts of a step -> their ops (`logits` is the LM head).
 OPS = {
     "attention": ("attend_decode", "attend_causal_paged"),
     "select": ("score_pages", "select_pages"),
@@ -43,7 +43,7 @@ OPS = {
     "sampling": ("sample",),
     "rows": ("step_inputs", "step_outputs"),
 }
-# The same parts -> the names of kernels on a GPU: ours, those of flows (`score_pages`, `choose`,
+# The same parts -> names of GPU kernels: ours, those of flows (`score_pages`, `choose`,
 # `append`; see sparse/compile) and those of the BLAS.
 KERNELS = {
     "attention": r"^_attend|^_join",
@@ -60,7 +60,7 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Calls to time together: what names them, and the bytes that one of them moves."""
+    """Calls to be timed together: their names, and the bytes that one call moves."""
 
     names: dict[str, Any]
     bytes: int
@@ -72,7 +72,7 @@ class Case:
 
 
 def machine(device: torch.device) -> Machine:
-    """Where figures were taken, and with what."""
+    """The machine and the versions of a measurement."""
     names = ("triton", "transformers", "numba")
     return Machine(
         device=gpu_name(device) or platform.machine(),
@@ -85,15 +85,15 @@ def machine(device: torch.device) -> Machine:
 
 
 def published(device: torch.device) -> Hardware | None:
-    """The published figures of a GPU that the planner knows."""
-    name = gpu_name(device).lower()
-    return next((Hardware.load(known) for known in hardware.known() if known in name), None)
+    """The published figures of a GPU, if the planner has them."""
+    full_name = gpu_name(device).lower()
+    return next((Hardware.load(name) for name in hardware.known() if name in full_name), None)
 
 
-def peak_of(device: torch.device) -> float | None:
-    """Bytes per second that the memory can deliver, where that is published."""
-    own = published(device)
-    return None if own is None else own.bytes_per_s
+def peak_bandwidth(device: torch.device) -> float | None:
+    """Published memory bandwidth in bytes per second; None: unknown."""
+    gpu = published(device)
+    return None if gpu is None else gpu.bytes_per_s
 
 
 def gpu_name(device: torch.device) -> str:
@@ -101,7 +101,7 @@ def gpu_name(device: torch.device) -> str:
 
 
 def table(result: Benchmark) -> Table:
-    """The result for a terminal."""
+    """The table of a result for a terminal."""
     return figures(
         f"{result.title.format(result)}, {result.machine.describe()}",
         getattr(result, result.shown),
@@ -111,8 +111,8 @@ def table(result: Benchmark) -> Table:
     )
 
 
-def of_model(model: Decoder, name: str | ModelSpec) -> dict[str, Any]:
-    """What every result of a model says first."""
+def model_fields(model: Decoder, name: str | ModelSpec) -> dict[str, Any]:
+    """The common fields of results: machine, model, parameters, dtype."""
     return {
         "machine": machine(model.device),
         "model": name if isinstance(name, str) else name.family,
@@ -121,8 +121,8 @@ def of_model(model: Decoder, name: str | ModelSpec) -> dict[str, Any]:
     }
 
 
-def pages_bytes(model: Decoder, rule: Rule) -> int:
-    """Bytes of a page in all layers: keys, values and what a rule keeps with them."""
+def cache_page_bytes(model: Decoder, rule: Rule) -> int:
+    """Bytes of a page in all layers: keys, values and summaries of a rule."""
     spec = model.spec
     fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
     fields += rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype)
@@ -130,7 +130,7 @@ def pages_bytes(model: Decoder, rule: Rule) -> int:
 
 
 def reads(model: Decoder, schedule: Schedule | None = None) -> ByteModel:
-    """What decode steps of an engine read: landmarks also where no budget bites."""
+    """Bytes that decode steps read, landmarks included even where no budget applies."""
     return ByteModel(
         spec=model.spec,
         schedule=schedule,
@@ -141,22 +141,23 @@ def reads(model: Decoder, schedule: Schedule | None = None) -> ByteModel:
 
 
 def torch_dtype(name: str | None) -> str:
-    """The long name of a dtype; "auto" where none was asked for."""
+    """The full name of a dtype; "auto" for None."""
     return "auto" if name is None else DTYPES.get(name, name)
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what an engine held that nobody refers to any more."""
+    """Release memory that is no longer referenced."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def schedule_named(name: str | None, flow: Flow = block_mean) -> Schedule | None:
-    """None is dense, "fixed-4096" one budget at every length, others are presets.
+    """A schedule by name: None is dense, "fixed-4096" a fixed budget, others are presets.
 
-    "fixed-4096-all" has no dense layers, "fixed-4096-dense-0,3" these. For measurements of time:
-    presets are forced onto the flow and run on any family of models, where their budgets say
+    "fixed-4096" leaves layers 0 and 1 dense, as the published schedules do, so that times compare
+    with theirs; "fixed-4096-all" has no dense layers, "fixed-4096-dense-0,3" has these. For timing
+    alone: presets are forced onto the flow and onto any model family, where their budgets say
     nothing about quality.
     """
     if name is None:
@@ -165,8 +166,8 @@ def schedule_named(name: str | None, flow: Flow = block_mean) -> Schedule | None
     if fixed is None:
         return preset(name).forced_onto(flow=flow.name).replace(family=None)
     layers = tuple(map(int, re.findall(r"\d+", fixed[2] or "")))
-    dense: dict[str, Any] = {"dense_layers": layers} if fixed[2] else {}
-    return Schedule.fixed(int(fixed[1]), name=name, flow=flow.name, **dense)
+    dense = layers if fixed[2] else (0, 1)  # as in the published schedules
+    return Schedule.fixed(int(fixed[1]), name=name, flow=flow.name, dense_layers=dense)
 
 
 def synchronize(device: torch.device) -> None:
@@ -180,7 +181,7 @@ def repeat(work: Callable[[], object], times: int) -> None:
 
 
 def timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
-    """What the work returns, and its wall time, from an idle device to an idle device."""
+    """The result of a call and its wall time; the device is synchronised before and after."""
     synchronize(device)
     start = time.perf_counter()
     result = work()
@@ -189,36 +190,36 @@ def timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Wall time of the work alone."""
+    """The wall time of a call."""
     return timed(work, device)[1]
 
 
 def captured(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """The work as a CUDA graph to replay, after it has run once; on a CPU the work itself.
+    """Run a call once and capture it as a CUDA graph; on a CPU the call itself is returned.
 
-    What the work reads lives as long as what comes back; what it makes is overwritten by replays.
+    Its inputs live as long as the returned function; its outputs are overwritten by replays.
     """
     if device.type != "cuda":
         work()
         return work
-    side, here = torch.cuda.Stream(device), torch.cuda.current_stream(device)
-    side.wait_stream(here)
+    side, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+    side.wait_stream(current)
     with torch.cuda.stream(side):
-        work()  # compiles kernels, which a capture must not
-    here.wait_stream(side)
+        work()  # compiles kernels, which is not allowed in a capture
+    current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
 
     def replay() -> object:
         graph.replay()
-        return work  # a reference: it holds the tensors that the graph reads
+        return work  # keeps the tensors alive that the graph reads
 
     return replay
 
 
 def device_seconds(work: Callable[[], object], times: int, device: torch.device) -> float:
-    """Seconds of one call, of many back to back, by the device's own clock where it has one."""
+    """Mean seconds of a call repeated back to back; on a GPU by CUDA events."""
     if device.type != "cuda":
         return seconds(partial(repeat, work, times), device) / times
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -233,21 +234,20 @@ def device_seconds(work: Callable[[], object], times: int, device: torch.device)
 def measure(
     cases: Sequence[Case], device: torch.device, *, replays: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Microseconds and speed of one call of every case.
+    """Microseconds and bandwidth of one call of every case.
 
-    Cases take turns in every round, each `replays` times back to back, on a GPU as one graph. The
+    Cases alternate in every round, each `replays` times back to back, on a GPU as one graph. The
     first round does not count.
     """
     works = [captured(case.work, device) for case in cases]
-    taken: list[list[float]] = [[] for _ in cases]
+    by_case: list[list[float]] = [[] for _ in cases]
     for _ in range(rounds + 1):
-        for case, work, times in zip(cases, works, taken, strict=True):
-            took = device_seconds(work, replays, device) / len(case.calls)
-            times.append(took * 1e6)
-    peak = peak_of(device)
+        for case, work, times in zip(cases, works, by_case, strict=True):
+            times.append(device_seconds(work, replays, device) / len(case.calls) * 1e6)
+    peak = peak_bandwidth(device)
     return [
         case.names | {"calls": len(case.calls)} | _speed(case.bytes, times[1:], peak)
-        for case, times in zip(cases, taken, strict=True)
+        for case, times in zip(cases, by_case, strict=True)
     ]
 
 
@@ -264,12 +264,12 @@ def _speed(size: int, us: list[float], peak: float | None) -> dict[str, Any]:
     }
 
 
-def split_of(work: Callable[[], object], device: torch.device) -> Split:
-    """Seconds by part of whatever engine work runs inside.
+def time_by_part(work: Callable[[], object], device: torch.device) -> Split:
+    """Seconds of engine work by part.
 
-    On a CPU the ops are timed where they are called, and "python" is the rest of the wall time:
-    the engine itself, and the few tensor calls that are no op. On a GPU the kernels are summed by
-    name; those that overlap count in full.
+    On a CPU the calls of ops are timed, and "python" is the rest of the wall time: the engine
+    itself, and the few tensor calls that are no op. On a GPU the kernels are summed by name;
+    kernels that overlap count in full.
     """
     if device.type == "cuda":
         return _kernel_split(work)
@@ -282,15 +282,15 @@ def split_of(work: Callable[[], object], device: torch.device) -> Split:
 
 @contextmanager
 def timed_ops(taken: Split) -> Iterator[None]:
-    """Add up the time of the ops, by part, for calls through `ops` in this with-block."""
+    """Add up the time of calls through `ops` in this with-block, by part."""
     from sparrow.ops.cpu import pages as block_mean_kernels  # numba takes a second to import
 
-    every = [name for names in OPS.values() for name in names]
-    homes = {name: ops if hasattr(ops, name) else block_mean_kernels for name in every}
+    all_ops = [name for names in OPS.values() for name in names]
+    homes = {name: ops if hasattr(ops, name) else block_mean_kernels for name in all_ops}
     plain = {name: getattr(home, name) for name, home in homes.items()}
     taken.update(dict.fromkeys(OPS, 0.0))
 
-    def clocked(op: Callable[..., Any], part: str) -> Callable[..., Any]:
+    def timed_op(op: Callable[..., Any], part: str) -> Callable[..., Any]:
         @wraps(op)
         def call(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
@@ -304,7 +304,7 @@ def timed_ops(taken: Split) -> Iterator[None]:
     try:
         for part, names in OPS.items():
             for name in names:
-                setattr(homes[name], name, clocked(plain[name], part))
+                setattr(homes[name], name, timed_op(plain[name], part))
         yield
     finally:
         for name, op in plain.items():
@@ -320,11 +320,11 @@ def _kernel_split(work: Callable[[], object]) -> Split:
     taken = dict.fromkeys((*KERNELS, "other"), 0.0)
     for event in recorded.key_averages():
         if event.device_type == DeviceType.CUDA:
-            taken[part_of(event.key)] += event.self_device_time_total / 1e6
+            taken[kernel_part(event.key)] += event.self_device_time_total / 1e6
     return taken
 
 
-def part_of(kernel: str) -> str:
-    """The part of a step that a kernel of this name belongs to."""
-    found = (part for part, names in KERNELS.items() if re.search(names, kernel, re.IGNORECASE))
-    return next(found, "other")
+def kernel_part(kernel: str) -> str:
+    """The part of a step to which a kernel belongs, by its name."""
+    parts = (part for part, names in KERNELS.items() if re.search(names, kernel, re.IGNORECASE))
+    return next(parts, "other")

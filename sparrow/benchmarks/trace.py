@@ -1,19 +1,20 @@
-"""Whole rollouts of the published workload: measured step times, added up over its trace.
+"""Trace benchmark: whole rollouts of the published workload, by measured steps of its trace.
 
 60 requests of lognormal lengths up to 32 768 tokens, dense and sparse, take 6 (1.7B) to 18 minutes
-(14B) of an H200 by their bytes alone; a few steps of each kind take seconds. The trace says who
-runs beside whom at which lengths (`calibrate.planning.cost`: in order, while final lengths fit).
+(14B) of an H200 by their bytes alone; a few steps of each kind take seconds. The trace says which
+requests run together at which lengths (`calibration.planning.cost`: in order, while final lengths
+fit).
 
-Its steps fall into kinds, a batch bucket and a width of page tables each, which are what the engine
-captures graphs for. Of each kind the steps that read the fewest and the most bytes are measured (of
-frequent kinds one between them too), with rows at the very lengths of the trace over random keys
-and values; between those the time is taken as linear in the bytes. So the effect of the longest row
-on the table's width is in the times, as is the spread of lengths. Dense and sparse share trace and
-engine. The published workload has 11 to 15 kinds: about 30 graphs and 70 states, of 35 steps each.
+The kind of a step is its batch bucket and the width of its page tables: the engine has a graph for
+each. Of each kind the steps that read the fewest and the most bytes are measured (of frequent kinds
+a median one too), with rows at the lengths of the trace over random keys and values; in between,
+time is linear in bytes. So the times include the effect of the longest row on the width of tables,
+and that of different lengths. Dense and sparse share trace and engine. The published workload has
+11 to 15 kinds: about 30 graphs and 70 states, of 35 steps each.
 
-Then the same requests run once for real, up to a cut-off, and the sum for that trace must agree.
-The bench admits requests itself, by the trace's rule: the engine alone would admit more and swap.
-Graphs are captured before that: every kind of step of the run has been measured by then.
+Then the same requests run once from start to end, up to a cut-off, and the sum for that trace must
+agree. The benchmark admits requests itself, by the trace's rule: the engine alone would admit more
+and swap. All graphs have been captured by then.
 """
 
 import time
@@ -42,14 +43,14 @@ from sparrow.schema.bench import TraceBenchmark, TraceCheck, TracePoint, TraceRo
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 
-TOLERANCE = 0.05  # between a complete run and the sum for it
+TOLERANCE = 0.05  # relative difference of a complete run and its sum
 PROMPT = 16
 WARM = 3  # steps before the clock starts: compiling, capturing
-STEPS = PAGE  # timed together: each row begins a page once
+STEPS = PAGE  # timed together: every row starts a page once
 ROUNDS = 2
-BACK = WARM + ROUNDS * STEPS  # steps of a state, of which the last is that of the trace
-MIDDLE = WARM + (ROUNDS * STEPS + 1) // 2  # of what is timed
-MANY = 4096  # steps of a kind from which on three of them are measured
+BACK = WARM + ROUNDS * STEPS  # steps of a state; the last is that of the trace
+MIDDLE = WARM + (ROUNDS * STEPS + 1) // 2  # of the timed steps
+MANY = 4096  # steps of a kind from which on three are measured
 SLACK = pages_for(BACK, PAGE) + 2  # pages of a row beyond those of the trace
 
 Report = Callable[[str], None]
@@ -65,16 +66,16 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceCase:
-    """What is measured: an engine, and one of the attentions that it runs."""
+    """An engine with dense attention or a schedule."""
 
     who: str
     schedule: Schedule | None
     engine: Engine
-    reads: ByteModel  # what the engine reads, beside its times
+    reads: ByteModel  # bytes that its steps read
 
     @property
     def width(self) -> int:
-        """Pages of the engine's widest table."""
+        """Pages of the widest table of the engine."""
         return pages_for(self.engine.max_context, PAGE)
 
     @property
@@ -98,31 +99,31 @@ def run(
     """Measure one shape, dense and under a schedule.
 
     schedule  a preset's name or "fixed-N" (default: the model's at 0.86)
-    longest   where the workload's lengths end, prompts of 16 tokens included
-    cutoff    where those of the complete run end
+    longest   maximum length of the workload, prompts of 16 tokens included
+    cutoff    maximum length of the complete run
     lengths   other lengths than the published ones
     """
     name = schedule or f"{model}-0.86"
-    kept = timing.schedule_named(name)
-    assert kept is not None
+    sparse_schedule = timing.schedule_named(name)
+    assert sparse_schedule is not None
     final = cost.published_lengths(requests) if lengths is None else np.asarray(lengths)
     final = np.minimum(final, longest)
     target = pick_device(device)
     decoder = models.random(model, dtype=timing.torch_dtype(dtype), device=target)
     memory = _memory(target)
-    capacity = _capacity(decoder, kept, memory)
+    capacity = _capacity(decoder, sparse_schedule, memory)
     whole, short = (
         cost.trace(ends, prompt=PROMPT, capacity=capacity, page=PAGE)
         for ends in (final, np.minimum(final, cutoff))
     )
-    limit = _limit(decoder, kept, whole, capacity)
-    cases = _cases(decoder, kept, name, (whole, short))
+    limit = _limit(decoder, sparse_schedule, whole, capacity)
+    cases = _cases(decoder, sparse_schedule, name, (whole, short))
     points = [measure(case, (whole, short), progress) for case in cases]
-    times = [StepTimes(case, own) for case, own in zip(cases, points, strict=True)]
-    dense, sparse = _sums(cases, times, whole, limit, timing.peak_of(target))
+    times = [StepTimes(*pair) for pair in zip(cases, points, strict=True)]
+    dense, sparse = _sums(cases, times, whole, limit, timing.peak_bandwidth(target))
     speed_up = dense.seconds / sparse.seconds
     return TraceBenchmark(
-        **timing.of_model(decoder, model),
+        **timing.model_fields(decoder, model),
         schedule=name,
         prompt=PROMPT,
         lengths=tuple(final.tolist()),
@@ -132,7 +133,7 @@ def run(
         speed_up=speed_up,
         share=speed_up / limit.speed_up,
         confirmation=_confirm(cases, times, short, limit.capacity, progress),
-        points=tuple(point for own in points for point in own),
+        points=tuple(point for measured in points for point in measured),
     )
 
 
@@ -143,7 +144,7 @@ def _sums(
     limit: cost.Limit,
     peak: float | None,
 ) -> Iterator[TraceRow]:
-    """Measured steps over the trace, dense and sparse, beside what the bytes take at the peak."""
+    """Seconds of the trace, dense and sparse, and of its bytes at the peak bandwidth."""
     for case, clock, read in zip(cases, times, (limit.dense, limit.sparse), strict=True):
         row = _row(case.who, trace.tokens, cost.rollout_seconds(trace, clock))
         ideal = read.total / peak if peak else None
@@ -159,7 +160,7 @@ def _row(who: str, tokens: int, seconds: float) -> TraceRow:
 
 
 def _memory(device: torch.device) -> float:
-    """Bytes of the device, or of the one that the published limit is for if that has less."""
+    """Bytes of the device, but at most those of the published limit."""
     if device.type != "cuda":
         return min(host_memory(), cost.H200_MEMORY)
     return min(torch.cuda.get_device_properties(device).total_memory, cost.H200_MEMORY)
@@ -174,14 +175,14 @@ def _capacity(model: Decoder, schedule: Schedule, memory: float) -> int:
 
 def _limit(model: Decoder, schedule: Schedule, over: Trace, capacity: int) -> cost.Limit:
     reads = ByteModel(spec=model.spec, schedule=schedule, itemsize=model.dtype.itemsize)
-    peak = timing.peak_of(model.device) or cost.H200_BYTES_PER_S
+    peak = timing.peak_bandwidth(model.device) or cost.H200_BYTES_PER_S
     return cost.limit(reads, over, capacity=capacity, bytes_per_s=peak)
 
 
 def _cases(
     model: Decoder, schedule: Schedule, name: str, traces: Sequence[Trace]
 ) -> tuple[TraceCase, TraceCase]:
-    """Both attentions over one engine, with random contents, that holds every state."""
+    """Dense and sparse cases on one engine with a random cache, large enough for every state."""
     dense, sparse = timing.reads(model), timing.reads(model, schedule)
     engine = _engine(model, dense.page_bytes, traces)
     decode.fill(engine)
@@ -192,7 +193,7 @@ def _cases(
 
 
 def _engine(model: Decoder, page_bytes: int, traces: Sequence[Trace]) -> Engine:
-    """Room for every step of the traces; its rule stores what the limit counts."""
+    """An engine that holds every step of the traces; its rule stores what the limit counts."""
     last = [chunk[-1] for trace in traces for chunk in trace.chunks()]
     batch = max(len(lengths) for lengths in last)
     pages = max(int((-(-lengths // PAGE)).sum()) for lengths in last) + SLACK * batch
@@ -200,7 +201,7 @@ def _engine(model: Decoder, page_bytes: int, traces: Sequence[Trace]) -> Engine:
     context = min(model.spec.max_positions, longest + BACK + PAGE)
     kv_bytes = max(pages, pages_for(context, PAGE)) * page_bytes
     engine = Engine(model, max_running=batch, max_context=context, kv_bytes=kv_bytes, adapters=1)
-    assert engine.memory.page_bytes == page_bytes, "landmarks of another size than the limit's"
+    assert engine.memory.page_bytes == page_bytes, "landmarks of the limit's size"
     return engine
 
 
@@ -208,16 +209,16 @@ def _engine(model: Decoder, page_bytes: int, traces: Sequence[Trace]) -> Engine:
 
 
 def table_widths(longest: IntArray, most: int) -> IntArray:
-    """`pages_bucket` of many steps at once, by the longest row of each."""
+    """`pages_bucket` of many steps at once, by their longest rows."""
     widths = np.array([*(width for width in PAGES if width < most), most])
     return widths[np.searchsorted(widths, -(-longest // PAGE))]
 
 
 def find_states(traces: Sequence[Trace], width: int, sizes: Sizes) -> list[tuple[Kind, IntArray]]:
-    """Of each kind of step: rows of those that read least and most, of many also between."""
-    found: dict[tuple[Kind, tuple[int, ...]], IntArray] = {}
+    """The steps of each kind that read fewest and most bytes; of frequent kinds also a median."""
+    states: dict[tuple[Kind, tuple[int, ...]], IntArray] = {}
     for trace in traces:
-        steps: dict[Kind, list[IntArray]] = {}  # number and bytes of each
+        steps: dict[Kind, list[IntArray]] = {}  # their numbers and bytes
         start = 0
         for chunk in trace.chunks():
             widths = table_widths(chunk.max(axis=1), width)
@@ -226,10 +227,10 @@ def find_states(traces: Sequence[Trace], width: int, sizes: Sizes) -> list[tuple
                 kind = Kind(batch_bucket(chunk.shape[1]), pages)
                 steps.setdefault(kind, []).append(numbered[:, widths == pages])
             start += len(chunk)
-        for kind, own in steps.items():
-            for lengths in _extremes(trace, np.concatenate(own, axis=1)):
-                found[kind, tuple(lengths.tolist())] = lengths
-    return [(kind, lengths) for (kind, _), lengths in found.items()]
+        for kind, parts in steps.items():
+            for lengths in _extremes(trace, np.concatenate(parts, axis=1)):
+                states[kind, tuple(lengths.tolist())] = lengths
+    return [(kind, lengths) for (kind, _), lengths in states.items()]
 
 
 def _extremes(trace: Trace, numbered: IntArray) -> list[IntArray]:
@@ -240,14 +241,14 @@ def _extremes(trace: Trace, numbered: IntArray) -> list[IntArray]:
 
 
 def begin(kind: Kind, lengths: IntArray) -> IntArray:
-    """Where rows begin that end at these lengths, or a little later where the kind would change."""
+    """Start lengths of rows that end at these lengths, or later where the kind would change."""
     narrower = max((width for width in PAGES if width < kind.pages), default=0) * PAGE
     shift = max(0, narrower + BACK - int(lengths.max()))
     return np.maximum(1, lengths + shift - BACK)
 
 
 def measure(case: TraceCase, traces: Sequence[Trace], report: Report) -> list[TracePoint]:
-    """States of these traces, each once, with their times and the bytes they read."""
+    """Measure the states of traces: their times, and the bytes that they read."""
     points = []
     for kind, lengths in find_states(traces, case.width, case.sizes):
         mean = float(lengths.mean())
@@ -266,14 +267,14 @@ def measure(case: TraceCase, traces: Sequence[Trace], report: Report) -> list[Tr
                 longest=int(middle.max()),
                 bytes=case.reads.step(middle).total,
                 ms_step=median(seconds) * 1e3,
-                ms_step_rounds=tuple(took * 1e3 for took in seconds),
+                ms_step_rounds=tuple(value * 1e3 for value in seconds),
             )
         )
     return points
 
 
 def _step_seconds(engine: Engine) -> list[float]:
-    """Mean seconds of a step in every round; on a GPU each call waits for the step before."""
+    """Mean seconds of a step in every round; on a GPU a call waits for the previous step."""
     timing.repeat(engine.step, WARM)
     stamps = [time.perf_counter()]
     for _ in range(ROUNDS):
@@ -283,7 +284,7 @@ def _step_seconds(engine: Engine) -> list[float]:
 
 
 class StepTimes:
-    """Seconds of steps: those of their kind, between measured ones by bytes. A `StepSeconds`."""
+    """Seconds of steps, interpolated by bytes between measured steps of the same kind."""
 
     def __init__(self, case: TraceCase, points: Sequence[TracePoint]) -> None:
         self.sizes, self.width = case.sizes, case.width
@@ -298,9 +299,9 @@ class StepTimes:
         seconds, sizes = np.empty(len(lengths)), self.sizes(lengths)
         widths = table_widths(lengths.max(axis=1), self.width)
         for pages in np.unique(widths).tolist():
-            here = widths == pages
-            known = self.measured[Kind(batch_bucket(lengths.shape[1]), pages)]
-            seconds[here] = np.interp(sizes[here], *known)
+            mask = widths == pages
+            points = self.measured[Kind(batch_bucket(lengths.shape[1]), pages)]
+            seconds[mask] = np.interp(sizes[mask], *points)
         return seconds
 
 
@@ -314,29 +315,29 @@ def _confirm(
     capacity: int,
     report: Report,
 ) -> TraceCheck:
-    """Requests cut short, from prompts to ends, against the sum of measured steps for them."""
-    cutoff, took, expected = int(short.lengths.max()), [], []
+    """Compare a complete run of the cut-off requests with the sum of measured steps."""
+    cutoff, measured, expected = int(short.lengths.max()), [], []
     for case, clock in zip(cases, times, strict=True):
         report(f"{case.who}: a complete run up to {cutoff} tokens")
         complete(case, np.minimum(short.lengths, PROMPT + 2), capacity, seed=1)  # warms prompts
-        took.append(complete(case, short.lengths, capacity, seed=0))
+        measured.append(complete(case, short.lengths, capacity, seed=0))
         expected.append(cost.rollout_seconds(short, clock))
     rows = tuple(
         _row(case.who, short.tokens, a).model_copy(update={"expected": b, "ratio": a / b})
-        for case, a, b in zip(cases, took, expected, strict=True)
+        for case, a, b in zip(cases, measured, expected, strict=True)
     )
     return TraceCheck(
         cutoff=cutoff,
         steps=short.steps,
         rows=rows,
-        speed_up=took[0] / took[1],
+        speed_up=measured[0] / measured[1],
         expected_speed_up=expected[0] / expected[1],
-        confirmed=all(abs(a / b - 1) <= TOLERANCE for a, b in zip(took, expected, strict=True)),
+        confirmed=all(abs(a / b - 1) <= TOLERANCE for a, b in zip(measured, expected, strict=True)),
     )
 
 
 def complete(case: TraceCase, lengths: IntArray, capacity: int, *, seed: int) -> float:
-    """Seconds of a run of requests with these final lengths, admitted by the trace's rule."""
+    """Seconds of a complete run of requests with these lengths, admitted by the trace's rule."""
     engine, draw = case.engine, np.random.default_rng(seed)
     prompts = draw.integers(engine.model.spec.vocabulary, size=(len(lengths), PROMPT)).tolist()
     queue = deque(zip(prompts, lengths.tolist(), strict=True))
@@ -346,7 +347,7 @@ def complete(case: TraceCase, lengths: IntArray, capacity: int, *, seed: int) ->
         while queue or not engine.idle:
             while queue and _need(queue[0][1]) + sum(held.values()) <= capacity:
                 prompt, length = queue.popleft()
-                # As many steps as the trace has: the first token comes from the prompt.
+                # The steps of the trace: the first token is sampled from the prompt.
                 tokens = length - PROMPT + 1
                 params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=length)
                 held[engine.add(prompt, params, schedule=case.schedule)] = _need(length)

@@ -1,8 +1,8 @@
-"""Optimiser steps in seconds, share of the peak, and memory: what `sparrow bench train` measures.
+"""`sparrow bench train`: seconds, utilisation and memory of optimiser steps.
 
-A step is a whole one: forward and backward over all sequences, clipping, AdamW. Utilisation counts
-the operations of `train.costs` (6 N T and causal attention; what is computed again does not count)
-over the peak of the tensor cores.
+A step is forward and backward over all sequences, clipping and AdamW. Utilisation is the FLOPs of
+`training.costs` (6 N T and causal attention, recomputation not counted) over the peak of the tensor
+cores.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def run(
     steps: int = TIMED,
     progress: Callable[[str], None] = lambda text: None,
 ) -> TrainBenchmark:
-    """Every case after the other, each with a trainer of its own; the fastest device's defaults."""
+    """Measure every case with a learner of its own; defaults depend on the device."""
     place = pick_device(device)
     on_gpu = place.type == "cuda"
     shape = model or ("qwen3-1.7b" if on_gpu else "qwen3-0.6b")
@@ -66,13 +66,13 @@ def _measure(
     decoder = models.random(shape, device=device, **changes)
     most, tokens = decoder.spec.max_positions, case.sequences * case.length
     if case.length > most:
-        raise ValueError(f"{case}: {shape} has {most} positions, give at most so many tokens")
+        raise ValueError(f"{case}: length must be at most {most} for {shape}")
     policy = Policy(decoder, dtype=dtype, recompute=case.recompute, compiled=case.compiled)
     learner = Learner(policy, RateConfig(rate=1e-6), steps=1000, tokens=tokens)
     samples = [_sample(case.length, decoder.spec.vocabulary, n) for n in range(case.sequences)]
     seconds, memory = _time(learner, samples, device, steps)
     flops = training_flops(decoder.spec, [case.length] * case.sequences)
-    known = timing.published(device)
+    gpu = timing.published(device)
     predicted = trainer_memory(
         decoder.spec,
         tokens=tokens,
@@ -84,10 +84,10 @@ def _measure(
     per_second = flops / median(seconds)
     return TrainRow(
         **dict(case),
-        seconds=tuple(round(took, 5) for took in seconds),
+        seconds=tuple(round(value, 5) for value in seconds),
         tokens_per_second=round(tokens / median(seconds), 1),
         teraflops=round(per_second / 1e12, 2),
-        utilisation=None if known is None else round(per_second / known.flops_per_s, 4),
+        utilisation=None if gpu is None else round(per_second / gpu.flops_per_s, 4),
         memory_gib=None if memory is None else round(memory / GIB, 2),
         predicted_gib=round(predicted / GIB, 2),
     )
@@ -96,7 +96,7 @@ def _measure(
 def _time(
     learner: Learner, samples: Sequence[TrainSample], device: torch.device, steps: int
 ) -> tuple[list[float], int | None]:
-    """Seconds of each step, and the most bytes that were allocated in one."""
+    """Seconds of every step, and the peak of allocated bytes."""
     weights = [np.ones(sample.learnt, np.float32) for sample in samples]
     objective = Objective(surrogate=ppo, aggregate=token_mean)
     update = partial(learner.update, samples, weights, objective)
@@ -105,15 +105,15 @@ def _time(
         if on_gpu:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        stats, took = timing.timed(update, device)
-        seconds.append(took)
+        stats, elapsed = timing.timed(update, device)
+        seconds.append(elapsed)
         if stats.skipped:
-            raise ArithmeticError("the loss of random weights is no number")
+            raise ArithmeticError("the loss of random weights is not finite")
     return seconds[WARM:], torch.cuda.max_memory_allocated() if on_gpu else None
 
 
 def _sample(length: int, vocabulary: int, seed: int) -> TrainSample:
-    """Random tokens, all but the first learnt."""
+    """A sample of random tokens, with a loss on all but the first."""
     rng = np.random.default_rng(seed)
     level = np.full(length, -float(np.log(vocabulary)), np.float32)
     return TrainSample(

@@ -1,1 +1,1 @@
-"""Calibrate: how far the sparse actor strays from the dense policy."""
+"""Calibration: measures how far the sparse actor strays from the dense policy."""

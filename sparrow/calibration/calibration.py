@@ -1,9 +1,9 @@
-"""A calibration from beginning to end: rounds of measuring until the plan no longer depends on it.
+"""Calibration: measures acceptance in rounds until the plan no longer depends on more samples.
 
 First every flow under every budget, then the dense floor, then groups of layers alone, and last
 what those suggest: budgets by layer, and the group that loses most left dense. Started again with
-the same settings, a calibration goes on where it was stopped; decisions look at whole rounds alone,
-so on a CPU, where draws do not depend on batches, it comes to the same surface.
+the same settings, a calibration resumes where it was stopped; decisions use whole rounds alone, so
+on a CPU, where draws do not depend on batches, it gives the same surface.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from sparrow.calibration.cells import (
     By,
     Tokens,
     cells,
-    groups_of,
+    layer_groups,
     layer_loss,
     open_questions,
     shares,
@@ -24,14 +24,14 @@ from sparrow.calibration.replay import (
     MOST_ARMS,
     TOP_K,
     Arm,
-    Job,
     Prompt,
-    arm,
-    force,
+    RolloutJob,
+    make_arm,
     roll_out,
+    teacher_force,
     variant_of,
 )
-from sparrow.calibration.store import Measured, Trajectories
+from sparrow.calibration.store import MeasuredSequence, Trajectories
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
 from sparrow.schema.calibrate import CalibrateConfig
@@ -51,10 +51,10 @@ Mode = Literal["generated", "forced"]
 
 
 class Collector:
-    """Sees to it that arms of one model have been measured on numbered prompts, into a store.
+    """Measures arms of one model on numbered prompts, and keeps the results in a store.
 
-    By rollouts, or by force on what is given. What the store has is not made again, so whoever asks
-    twice pays once, also after an interruption. Draws are the same for every arm.
+    By rollouts, or teacher-forced on given sequences. What is in the store is not measured again,
+    also after an interruption. Seeds are the same for every arm.
     """
 
     def __init__(
@@ -67,29 +67,29 @@ class Collector:
         progress: Progress | None = None,
     ) -> None:
         if not prompts:
-            raise ValueError("no prompt to calibrate on")
+            raise ValueError("expected at least one prompt")
         self.model, self.prompts, self.mode = model, prompts, mode
         self.config, self.store = config, store
         if mode == "generated":
-            for prompt in prompts:  # whatever does not fit is said before anything is measured
+            for prompt in prompts:  # prompts that do not fit are refused before measuring
                 self._params(prompt)
         self._progress = progress or (lambda done, total, what: None)
 
-    def collect(self, wanted: Mapping[Arm, int]) -> None:
-        """So many prompts of every arm, the first ones; arms of one rule, and dense."""
+    def collect(self, prompts_by_arm: Mapping[Arm, int]) -> None:
+        """Measure each arm on its first prompts; arms of one rule, and dense."""
         places = {
-            prompt: [one for one, count in wanted.items() if number < count]
+            prompt: [arm for arm, count in prompts_by_arm.items() if number < count]
             for number, prompt in enumerate(self.prompts)
         }
         if self.mode == "forced":
-            self.force(places)
+            self.teacher_force(places)
             return
         jobs = [  # prompt by prompt, so that arms advance together
-            Job(one, prompt, self._params(prompt))
+            RolloutJob(arm, prompt, self._params(prompt))
             for prompt, lacking in self._missing(places, self.config.samples).items()
-            for one in lacking
+            for arm in lacking
         ]
-        arms = list(wanted)
+        arms = list(prompts_by_arm)
         for first in range(0, len(arms), MOST_ARMS):
             together = arms[first : first + MOST_ARMS]
             self._roll_out([job for job in jobs if job.arm in together])
@@ -97,25 +97,27 @@ class Collector:
     def _missing(
         self, places: Mapping[Prompt, Sequence[Arm]], samples: int
     ) -> dict[Prompt, list[Arm]]:
-        """Arms of which a sample is not in the store yet."""
-        asked = {one for arms in places.values() for one in arms}
-        done, every = {one: self.store.done(one.key) for one in asked}, range(samples)
+        """Return the arms of each prompt that have a sample missing in the store."""
+        requested = {arm for arms in places.values() for arm in arms}
+        done, numbers = {arm: self.store.done(arm.key) for arm in requested}, range(samples)
         return {
-            prompt: [one for one in arms if any((prompt.number, n) not in done[one] for n in every)]
+            prompt: [
+                arm for arm in arms if any((prompt.number, n) not in done[arm] for n in numbers)
+            ]
             for prompt, arms in places.items()
         }
 
-    def _roll_out(self, jobs: Sequence[Job]) -> None:
+    def _roll_out(self, jobs: Sequence[RolloutJob]) -> None:
         if not jobs:
             return
         arms = {job.arm for job in jobs}
-        one = next((each for each in arms if each.schedule is not None), DENSE)
-        rule = None if one.schedule is None else Rule.of(one.schedule, one.flow)
+        sparse = next((arm for arm in arms if arm.schedule is not None), DENSE)
+        rule = None if sparse.schedule is None else Rule.of(sparse.schedule, sparse.flow)
         longest = max(len(prompt.ids) for prompt in self.prompts) + self.config.answer_tokens
         context = min(longest, self.model.spec.max_positions)
         engine = Engine(self.model, rule=rule, max_context=context, reuse="none")
         total = len(jobs) * self.config.samples
-        what = f"{one.variant}: {len(arms)} arms"
+        what = f"{sparse.variant}: {len(arms)} arms"
         self._progress(0, total, what)
         for done, (job, measured) in enumerate(roll_out(engine, jobs), 1):
             self.store.put(job.arm.key, measured)
@@ -136,18 +138,18 @@ class Collector:
             seed=self.config.seed * SPREAD + prompt.number,
         )
 
-    def force(self, places: Mapping[Prompt, Sequence[Arm]]) -> None:
-        """Arms on sequences that are given."""
+    def teacher_force(self, places: Mapping[Prompt, Sequence[Arm]]) -> None:
+        """Measure arms on given sequences, teacher-forced."""
         missing = self._missing(places, 1)
         total, count = sum(len(arms) for arms in missing.values()), 0
         for prompt, arms in missing.items():
             if not arms:
                 continue
             self._progress(count, total, f"reading: {prompt.name}, dense")
-            for one, measured in force(self.model, prompt, arms, self.config.temperature):
+            for arm, measured in teacher_force(self.model, prompt, arms, self.config.temperature):
                 count += 1
-                self.store.put(one.key, measured)
-                self._progress(count, total, f"reading: {prompt.name}, {one.name}")
+                self.store.put(arm.key, measured)
+                self._progress(count, total, f"reading: {prompt.name}, {arm.name}")
 
     def sequences(self) -> list[Prompt]:
         """Whole sequences: those given, or the first answer to each prompt of the dense policy."""
@@ -155,27 +157,27 @@ class Collector:
             return list(self.prompts)
         return [
             Prompt(
-                number=one.prompt,
-                name=f"answer {one.prompt}",
-                ids=tuple(one.ids.tolist()),
-                start=one.prompt_tokens,
+                number=answer.prompt,
+                name=f"answer {answer.prompt}",
+                ids=tuple(answer.ids.tolist()),
+                start=answer.prompt_tokens,
             )
-            for one in self.measured(DENSE, self.prompts)
-            if one.sample == 0
+            for answer in self.measured(DENSE, self.prompts)
+            if answer.sample == 0
         ]
 
-    def measured(self, one: Arm, prompts: Sequence[Prompt]) -> Iterator[Measured]:
-        """What was measured of an arm on these prompts: a round cut short does not count."""
-        wanted = {prompt.number for prompt in prompts}
-        return (each for each in self.store.of(one.key) if each.prompt in wanted)
+    def measured(self, arm: Arm, prompts: Sequence[Prompt]) -> Iterator[MeasuredSequence]:
+        """Read the measured sequences of an arm on these prompts, not of a round cut short."""
+        numbers = {prompt.number for prompt in prompts}
+        return (sequence for sequence in self.store.of(arm.key) if sequence.prompt in numbers)
 
-    def tokens(self, one: Arm, prompts: Sequence[Prompt]) -> Tokens:
-        return Tokens.of(self.measured(one, prompts))
+    def tokens(self, arm: Arm, prompts: Sequence[Prompt]) -> Tokens:
+        return Tokens.of(self.measured(arm, prompts))
 
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """What a calibration has come to; a surface is made from it."""
+    """Results of a calibration, from which a surface is made."""
 
     variants: list[Variant] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
@@ -189,7 +191,7 @@ class Found:
 
 
 class Calibration:
-    """Decides what a collector measures, and adds it up.
+    """Decides what the collector measures next, and aggregates it into cells.
 
     edges: of the bins of total length. The rest is in the collector's configuration.
     """
@@ -211,7 +213,7 @@ class Calibration:
         self._report = report or (lambda text: None)
 
     def run(self, flows: Sequence[tuple[Flow, Variant]]) -> Found:
-        """Every flow under every budget, as far as the plan depends on it; the floor; layers."""
+        """Measure flows under budgets, as far as the plan needs it, the floor, and layers."""
         for number, (flow, variant) in enumerate(flows):
             self._variant(flow, variant, beside={} if number else {DENSE: self._enough})
         self._floor()
@@ -224,15 +226,15 @@ class Calibration:
         return self.found
 
     def check(self, flow: Flow, schedule: Schedule) -> Found:
-        """A whole schedule on every prompt, and the floor beside it."""
+        """Measure a whole schedule on every prompt, and the dense floor."""
         names = ("name", "page", "first", "last", "dense_layers")
         about = {name: getattr(schedule, name) for name in names}
         variant = variant_of(flow, flow.name, self.spec, **about)
-        own = arm(variant, flow, None, schedule=schedule)
-        self.collector.collect({own: len(self.prompts), DENSE: self._enough})
+        checked = make_arm(variant, flow, None, schedule=schedule)
+        self.collector.collect({checked: len(self.prompts), DENSE: self._enough})
         self.found.variants.append(variant)
-        tokens = self.collector.tokens(own, self.prompts)
-        self._add(own, tokens, self._cells(own, tokens))
+        tokens = self.collector.tokens(checked, self.prompts)
+        self._add(checked, tokens, self._cells(checked, tokens))
         self._floor()
         return self.found
 
@@ -240,61 +242,61 @@ class Calibration:
 
     @property
     def _enough(self) -> int:
-        """Prompts of which the floor is known well enough."""
+        """How many prompts the dense floor is measured on."""
         return min(LEAST_PROMPTS, len(self.prompts))
 
     def _variant(
         self, flow: Flow, variant: Variant, beside: Mapping[Arm, int] | None = None
     ) -> None:
-        """Rounds until the plan for this variant stands; `beside` runs along in the first."""
+        """Measure a variant in rounds until its plan is decided; `beside` joins the first round."""
         most = len(self.prompts)
-        arms = [arm(variant, flow, budget) for budget in self.budgets]
-        wanted = dict.fromkeys(arms, min(self.config.first_round, most))
+        arms = [make_arm(variant, flow, budget) for budget in self.budgets]
+        counts = dict.fromkeys(arms, min(self.config.first_round, most))
         tokens: dict[Arm, Tokens] = {}
-        found: dict[Arm, list[Cell]] = {}
+        cells_by_arm: dict[Arm, list[Cell]] = {}
         more = arms
         while True:
-            self.collector.collect({**wanted, **(beside or {})})
-            for one in more:
-                tokens[one] = self.collector.tokens(one, self.prompts[: wanted[one]])
-                found[one] = self._cells(one, tokens[one])
-            known = [
+            self.collector.collect({**counts, **(beside or {})})
+            for arm in more:
+                tokens[arm] = self.collector.tokens(arm, self.prompts[: counts[arm]])
+                cells_by_arm[arm] = self._cells(arm, tokens[arm])
+            reliable = [
                 cell
-                for one in arms
-                for cell in found[one]
-                if cell.prompts >= min(VERY_FEW, wanted[one])
+                for arm in arms
+                for cell in cells_by_arm[arm]
+                if cell.prompts >= min(VERY_FEW, counts[arm])
             ]
-            questions = open_questions(known, self.targets)
-            asked = {each.cell.budget for each in questions}
-            more = [one for one in arms if one.budget in asked and wanted[one] < most]
+            questions = open_questions(reliable, self.targets)
+            budgets = {question.cell.budget for question in questions}
+            more = [arm for arm in arms if arm.budget in budgets and counts[arm] < most]
             if not more:
                 break
-            wanted |= {one: min(wanted[one] + self.config.first_round, most) for one in more}
+            counts |= {arm: min(counts[arm] + self.config.first_round, most) for arm in more}
             self._report(
                 f"{variant.name}: the plan depends on {len(more)} of {len(arms)} budgets still "
-                f"({', '.join(str(one.budget) for one in more)} tokens)"
+                f"({', '.join(str(arm.budget) for arm in more)} tokens)"
             )
         self.found.variants.append(variant)
-        for one in arms:
-            self._add(one, tokens[one], found[one])
+        for arm in arms:
+            self._add(arm, tokens[arm], cells_by_arm[arm])
         self.found.undecided += map(str, questions)
 
     def _floor(self) -> None:
-        """Dense against dense: what rounding alone costs, and how long answers are."""
+        """Add the dense floor (what rounding alone costs) and the lengths of answers."""
         measured = list(self.collector.measured(DENSE, self.prompts[: self._enough]))
         self.found.floor += self._cells(DENSE, Tokens.of(measured))
-        self.found.lengths += [len(one.ids) for one in measured]
-        self.found.prompt_tokens += [one.prompt_tokens for one in measured]
+        self.found.lengths += [len(sequence.ids) for sequence in measured]
+        self.found.prompt_tokens += [sequence.prompt_tokens for sequence in measured]
 
     # Layers.
 
     def _layers(self, flow: Flow, variant: Variant) -> None:
-        """Every group of layers alone, on the first sequences in which a budget bites.
+        """Measure every group of layers sparse alone, on sequences longer than a budget.
 
         The budget is the largest whose tail misses the first target somewhere, or the least.
         """
         whole = self.collector.sequences()
-        longest = max((len(one.ids) for one in whole), default=0)
+        longest = max((len(sequence.ids) for sequence in whole), default=0)
         misses = [
             cell.budget
             for cell in self.found.cells
@@ -302,46 +304,53 @@ class Calibration:
         ]
         biting = [budget for budget in misses if longest > budget + 2]
         budget = max(biting, default=min(self.budgets))
-        sequences = [one for one in whole if len(one.ids) > budget + 2][:LAYER_PROMPTS]
+        sequences = [prompt for prompt in whole if len(prompt.ids) > budget + 2][:LAYER_PROMPTS]
         if not sequences:
             self.found.warnings.append(
-                f"no sequence is longer than the budget of {budget} tokens: layers were not told "
+                f"no sequence is longer than the budget of {budget} tokens: layers were not "
                 "apart; give smaller budgets or longer sequences"
             )
             return
         every = range(self.spec.layers)
         arms = {}
-        for group in groups_of(len(every), self.config.layer_groups, variant.dense_layers):
+        for group in layer_groups(len(every), self.config.layer_groups, variant.dense_layers):
             dense = tuple(layer for layer in every if layer not in group)
             name = f"layers {group[0]} to {group[-1]} alone"
             alone = variant.replace(name=name, dense_layers=dense, shares=())
-            arms[group] = arm(alone, flow, budget, given=True)
-        self.collector.force({one: [*arms.values()] for one in sequences})
+            arms[group] = make_arm(alone, flow, budget, given=True)
+        self.collector.teacher_force({sequence: [*arms.values()] for sequence in sequences})
         self.found.layers += [
-            layer_loss(self.collector.tokens(one, sequences), variant.name, budget, group)
-            for group, one in arms.items()
+            layer_loss(self.collector.tokens(sequence, sequences), variant.name, budget, group)
+            for group, sequence in arms.items()
         ]
 
     def _suggested(self, variant: Variant) -> list[Variant]:
-        """Budgets shared out by what groups lose; and the group that loses most left dense."""
-        own = [cell for cell in self.found.cells if cell.variant == variant.name]
+        """Budgets in proportion to what layers lose; and the group that loses most left dense."""
+        cells = [cell for cell in self.found.cells if cell.variant == variant.name]
         losses = self.found.layers
-        worst = min(losses, key=lambda each: each.p05).layers
+        worst = min(losses, key=lambda loss: loss.p05).layers
         dense = tuple(sorted({*variant.dense_layers, *worst}))
-        shared = shares(losses, own, self.spec.layers)
-        found = [variant.replace(name=f"{variant.name}, {BY_LAYER}", shares=shared)]
+        shared = shares(losses, cells, self.spec.layers)
+        by_layer = variant.replace(name=f"{variant.name}, {BY_LAYER}", shares=shared)
+        suggested = [by_layer] if self._budgets(by_layer) != self._budgets(variant) else []
         if len(dense) < self.spec.layers:
             name = f"{variant.name}, dense {','.join(map(str, dense))}"
-            found.append(variant.replace(name=name, dense_layers=dense))
-        known = {made.name for made in self.found.variants}
-        return [made for made in found if made.name not in known]
+            suggested.append(variant.replace(name=name, dense_layers=dense))
+        measured = {other.name for other in self.found.variants}
+        return [other for other in suggested if other.name not in measured]
+
+    def _budgets(self, variant: Variant) -> list[int]:
+        """What each layer keeps under each budget: shares may round to the same pages."""
+        schedules = [variant.schedule([0], [budget]) for budget in self.budgets]
+        layers = range(self.spec.layers)
+        return [schedule.budget(0, layer) for schedule in schedules for layer in layers]
 
     # Results.
 
-    def _add(self, one: Arm, tokens: Tokens, known: Sequence[Cell]) -> None:
-        self.found.cells += known
-        self.found.positions += self._cells(one, tokens, "position")
+    def _add(self, arm: Arm, tokens: Tokens, measured: Sequence[Cell]) -> None:
+        self.found.cells += measured
+        self.found.positions += self._cells(arm, tokens, "position")
 
-    def _cells(self, one: Arm, tokens: Tokens, by: By = "length") -> list[Cell]:
+    def _cells(self, arm: Arm, tokens: Tokens, by: By = "length") -> list[Cell]:
         top_k = min(TOP_K, self.spec.vocabulary)
-        return cells(tokens, self.edges, one.variant, one.budget, top_k=top_k, by=by)
+        return cells(tokens, self.edges, arm.variant, arm.budget, top_k=top_k, by=by)

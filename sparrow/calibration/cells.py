@@ -1,4 +1,4 @@
-"""From measured tokens to the cells of a surface, and to what should be measured next.
+"""Aggregates measured tokens into the cells of a surface, and decides what to measure next.
 
 For every bin of lengths the plan wants the smallest budget that reaches the target. Counting every
 budget whose interval crosses the target as a miss gives the careful plan, counting it as a hit the
@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.calibration.store import Measured
+from sparrow.calibration.store import MeasuredSequence
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, Estimators, LayerLoss
 from sparrow.stats import SATURATED, TAIL, Interval, fit_beta, quantile_interval
 
@@ -51,19 +51,22 @@ class Tokens:
     ratio: Array  # NaN where the token was not sampled
 
     @classmethod
-    def of(cls, trajectories: Iterable[Measured]) -> "Tokens":
-        ordered = sorted(trajectories, key=lambda one: (one.prompt, one.sample))
-        sizes = [len(one.alpha) for one in ordered]
+    def of(cls, trajectories: Iterable[MeasuredSequence]) -> "Tokens":
+        ordered = sorted(trajectories, key=lambda sequence: (sequence.prompt, sequence.sample))
+        sizes = [len(sequence.alpha) for sequence in ordered]
         ratios = [
-            np.full(len(one.alpha), np.nan) if one.ratio is None else one.ratio for one in ordered
+            np.full(len(sequence.alpha), np.nan) if sequence.ratio is None else sequence.ratio
+            for sequence in ordered
         ]
         return cls(
-            prompt=np.repeat(np.array([one.prompt for one in ordered], np.int64), sizes),
+            prompt=np.repeat(np.array([sequence.prompt for sequence in ordered], np.int64), sizes),
             sequence=np.repeat(np.arange(len(ordered)), sizes),
-            length=_joined([one.lengths for one in ordered], np.int64),
-            position=_joined([one.lengths - one.prompt_tokens for one in ordered], np.int64),
+            length=_joined([sequence.lengths for sequence in ordered], np.int64),
+            position=_joined(
+                [sequence.lengths - sequence.prompt_tokens for sequence in ordered], np.int64
+            ),
             **{
-                name: _joined([getattr(one, name) for one in ordered], np.float32)
+                name: _joined([getattr(sequence, name) for sequence in ordered], np.float32)
                 for name in ("alpha", "entropy", "below", "above")
             },
             ratio=_joined(ratios, np.float32),
@@ -73,14 +76,14 @@ class Tokens:
         return len(self.alpha)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> "Tokens":
-        return Tokens(**{each.name: getattr(self, each.name)[mask] for each in fields(self)})
+        return Tokens(**{column.name: getattr(self, column.name)[mask] for column in fields(self)})
 
     def within(self, start: int, stop: int, by: By = "length") -> "Tokens":
         place = getattr(self, by)
         return self.where((place >= start) & (place < stop))
 
     def by_prompt(self, values: Array | None = None) -> list[Array]:
-        """Values (acceptance, unless told otherwise) of each prompt's tokens."""
+        """Split values (default: acceptance) by prompt."""
         edges = np.flatnonzero(np.diff(self.prompt)) + 1
         return np.split(self.alpha if values is None else values, edges) if len(self) else []
 
@@ -89,7 +92,7 @@ def _joined(parts: Sequence[npt.ArrayLike], dtype: npt.DTypeLike) -> npt.NDArray
     return np.concatenate([np.empty(0), *parts]).astype(dtype)
 
 
-def tail_of(tokens: Tokens) -> Interval:
+def tail_interval(tokens: Tokens) -> Interval:
     """p05 of acceptance with its interval over prompts."""
     return quantile_interval(tokens.by_prompt(), TAIL)
 
@@ -104,23 +107,23 @@ def cells(
     by: By = "length",
 ) -> list[Cell]:
     """One cell for every bin in which a token was drawn."""
-    found = []
+    binned = []
     for start, stop in pairwise(edges):
-        own = tokens.within(start, stop, by)
-        if not len(own):
+        inside = tokens.within(start, stop, by)
+        if not len(inside):
             continue
-        alpha, tail = own.alpha.astype(np.float64), tail_of(own)
+        alpha, tail = inside.alpha.astype(np.float64), tail_interval(inside)
         fitted = fit_beta(alpha)
-        doubtful = alpha[own.entropy > UNCERTAIN]
-        found.append(
+        doubtful = alpha[inside.entropy > UNCERTAIN]
+        binned.append(
             Cell(
                 variant=variant,
                 budget=budget,
                 start=start,
                 stop=stop,
                 tokens=len(alpha),
-                sequences=len(np.unique(own.sequence)),
-                prompts=len(own.by_prompt()),
+                sequences=len(np.unique(inside.sequence)),
+                prompts=len(inside.by_prompt()),
                 mean=float(alpha.mean()),
                 p01=float(np.quantile(alpha, 0.01)),
                 p05=tail.value,
@@ -131,14 +134,14 @@ def cells(
                 beta=() if fitted is None else (fitted.a, fitted.b, fitted.ks),
                 uncertain_p05=float(np.quantile(doubtful, TAIL)) if len(doubtful) else None,
                 uncertain=len(doubtful),
-                estimators=estimators(own, top_k),
+                estimators=estimators(inside, top_k),
             )
         )
-    return found
+    return binned
 
 
 def estimators(tokens: Tokens, top_k: int) -> Estimators:
-    """What one would think of these tokens without the whole vocabulary."""
+    """Estimate acceptance without the whole vocabulary: from top-K bounds, or sampled ratios."""
     # Gaps are kept in 16 bits, whose rounding can lead out of what acceptance can be.
     lower = np.clip(tokens.alpha - tokens.below, 0.0, 1.0)
     upper = np.clip(tokens.alpha + tokens.above, 0.0, 1.0)
@@ -170,8 +173,8 @@ def _standard_error(tokens: Tokens, values: Array) -> float | None:
 # What to measure next.
 
 
-class Open(NamedTuple):
-    """Something that the plan still depends on."""
+class OpenQuestion(NamedTuple):
+    """An uncertain cell that the plan still depends on."""
 
     cell: Cell
     target: float
@@ -183,36 +186,36 @@ class Open(NamedTuple):
         return f"{place}: {self.why} at target {self.target}"
 
 
-def open_questions(known: Sequence[Cell], targets: Sequence[float]) -> list[Open]:
-    """What is uncertain and matters, of one variant's cells; none: measuring can stop."""
-    found = []
+def open_questions(measured: Sequence[Cell], targets: Sequence[float]) -> list[OpenQuestion]:
+    """Return the uncertain cells of a variant that matter to the plan; none: measuring can stop."""
+    questions = []
     for target in targets:
-        careful, bold = (_choice(known, target, crossing) for crossing in (False, True))
-        for cell in sorted(known, key=lambda cell: (cell.start, cell.budget or 0)):
+        careful, bold = (_choice(measured, target, crossing) for crossing in (False, True))
+        for cell in sorted(measured, key=lambda cell: (cell.start, cell.budget or 0)):
             small, large, budget = bold[cell.start], careful[cell.start], cell.budget or 0
             between = small is not None and small <= budget and (large is None or budget < large)
-            if between and _hit(cell, target, True) and not _hit(cell, target, False):
-                found.append(Open(cell, target, "crosses"))
+            if between and _reaches(cell, target, True) and not _reaches(cell, target, False):
+                questions.append(OpenQuestion(cell, target, "crosses"))
             elif budget == large and cell.prompts < LEAST_PROMPTS:
-                found.append(Open(cell, target, "few prompts"))
-    return found
+                questions.append(OpenQuestion(cell, target, "few prompts"))
+    return questions
 
 
-def _choice(known: Sequence[Cell], target: float, crossing: bool) -> dict[int, int | None]:
+def _choice(cells: Sequence[Cell], target: float, crossing: bool) -> dict[int, int | None]:
     """The smallest budget of each bin that reaches the target and does not fall; None: no one."""
     chosen: dict[int, int | None] = {}
     least, beyond = 0, False
-    for start in sorted({cell.start for cell in known}):
-        own = [cell for cell in known if cell.start == start and (cell.budget or 0) >= least]
-        hits = [cell.budget or 0 for cell in own if _hit(cell, target, crossing)]
+    for start in sorted({cell.start for cell in cells}):
+        candidates = [cell for cell in cells if cell.start == start and (cell.budget or 0) >= least]
+        hits = [cell.budget or 0 for cell in candidates if _reaches(cell, target, crossing)]
         beyond = beyond or not hits
         least = least if beyond else min(hits)
         chosen[start] = None if beyond else least
     return chosen
 
 
-def _hit(cell: Cell, target: float, crossing: bool) -> bool:
-    """Whether the target is reached: surely, or (crossing) possibly."""
+def _reaches(cell: Cell, target: float, crossing: bool) -> bool:
+    """Whether a cell reaches the target: surely, or (crossing) possibly."""
     doubt = DOUBT if cell.prompts < LEAST_PROMPTS else 1.0
     end = cell.high if crossing else cell.low
     return cell.p05 + doubt * (end - cell.p05) >= target
@@ -221,7 +224,7 @@ def _hit(cell: Cell, target: float, crossing: bool) -> bool:
 # Layers.
 
 
-def groups_of(layers: int, groups: int, dense: Sequence[int] = ()) -> list[tuple[int, ...]]:
+def layer_groups(layers: int, groups: int, dense: Sequence[int] = ()) -> list[tuple[int, ...]]:
     """Layers that are not dense, in order, in so many parts of about equal size."""
     free = [layer for layer in range(layers) if layer not in dense]
     parts = np.array_split(np.array(free), min(groups, len(free))) if free else []
@@ -229,10 +232,10 @@ def groups_of(layers: int, groups: int, dense: Sequence[int] = ()) -> list[tuple
 
 
 def layer_loss(tokens: Tokens, variant: str, budget: int, group: tuple[int, ...]) -> LayerLoss:
-    """The tail of the tokens at which the budget bites."""
-    own = tokens.where(tokens.length > budget)
-    assert len(own), "sequences are longer than the budget"
-    tail = tail_of(own)
+    """p05 of the tokens at lengths above the budget."""
+    sparse = tokens.where(tokens.length > budget)
+    assert len(sparse), "sequences are longer than the budget"
+    tail = tail_interval(sparse)
     return LayerLoss(
         variant=variant,
         budget=budget,
@@ -240,9 +243,9 @@ def layer_loss(tokens: Tokens, variant: str, budget: int, group: tuple[int, ...]
         p05=tail.value,
         low=tail.low,
         high=tail.high,
-        mean=float(own.alpha.mean(dtype=np.float64)),
-        tokens=len(own),
-        prompts=len(own.by_prompt()),
+        mean=float(sparse.alpha.mean(dtype=np.float64)),
+        tokens=len(sparse),
+        prompts=len(sparse.by_prompt()),
     )
 
 
@@ -253,9 +256,9 @@ def shares(losses: Sequence[LayerLoss], cells: Sequence[Cell], layers: int) -> t
     """
     power = 1 / (1 + slope(cells))
     weight = np.ones(layers)
-    for each in losses:
-        weight[list(each.layers)] = max((1 - each.p05) / len(each.layers), NO_LOSS) ** power
-    free = [layer for each in losses for layer in each.layers]
+    for loss in losses:
+        weight[list(loss.layers)] = max((1 - loss.p05) / len(loss.layers), NO_LOSS) ** power
+    free = [layer for loss in losses for layer in loss.layers]
     for _ in range(CLIPPINGS):
         weight[free] = np.clip(weight[free] / weight[free].mean(), LEAST_SHARE, MOST_SHARE)
     return tuple(round(float(share), 2) for share in np.rint(weight / STEP) * STEP)
@@ -265,11 +268,11 @@ def slope(cells: Sequence[Cell]) -> float:
     """How fast the loss 1 - p05 falls with the budget, on log scales, within bins."""
     above, beside = 0.0, 0.0
     for start in {cell.start for cell in cells}:
-        own = [c for c in cells if c.start == start and c.budget and c.budget < c.start]
-        if len(own) < 2:
+        points = [c for c in cells if c.start == start and c.budget and c.budget < c.start]
+        if len(points) < 2:
             continue
-        x = np.log([c.budget or 1 for c in own])
-        y = np.log([max(1 - c.p05, NO_LOSS) for c in own])
+        x = np.log([c.budget or 1 for c in points])
+        y = np.log([max(1 - c.p05, NO_LOSS) for c in points])
         above += float(((x - x.mean()) * (y - y.mean())).sum())
         beside += float(((x - x.mean()) ** 2).sum())
     return float(np.clip(-above / beside, *SLOPES)) if beside else 1.0

@@ -1,9 +1,9 @@
-"""Sequences seen by two policies, dense and sparse, token by token; two ways to have them.
+"""Compares the dense and the sparse policy token by token, on rollouts or teacher-forced.
 
-An arm is what is measured: a variant under a budget, a whole schedule, or dense.
+An arm is a setting that is measured: a variant under a budget, a whole schedule, or dense.
 
-    force     a given sequence, seen as sparse decoding would have seen it (nothing is sampled)
-    roll_out  the engine writes under an arm's budgets, the dense policy reads what it wrote
+    teacher_force  a given sequence, as sparse decoding would have seen it (nothing is sampled)
+    roll_out       the engine writes under an arm's budgets, the dense policy reads the answers
 
 Rolled out, the actor's distributions are those of the engine itself, by the hidden states its
 completions carry: no second sparse pass, and no assumption that one would choose the same pages.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.calibration.store import Measured
+from sparrow.calibration.store import MeasuredSequence
 from sparrow.engine.answer import Query, outputs
 from sparrow.engine.engine import Engine
 from sparrow.engine.memory import page_cache
@@ -80,7 +80,7 @@ def variant_of(
     )
 
 
-def arm(
+def make_arm(
     variant: Variant,
     flow: Flow,
     budget: int | None,
@@ -110,24 +110,24 @@ def arm(
 # Passes over a whole sequence.
 
 
-class Dense(NamedTuple):
-    """A sequence that the dense policy has read: done once, compared with any number of rules."""
+class DensePass(NamedTuple):
+    """A dense pass over a sequence: run once, compared with any number of rules."""
 
     ids_T: Tensor
     hidden_TC: Tensor
 
 
 @torch.no_grad()
-def read(model: Decoder, ids: Sequence[int], attention: Attention | None = None) -> Dense:
+def read(model: Decoder, ids: Sequence[int], attention: Attention | None = None) -> DensePass:
     """One dense pass over a sequence; `attention` may look on, but must be dense."""
     ids_T = torch.tensor(ids, device=model.device)
     hidden_TC = _hidden(model, ids_T, attention or Packed(bounds=_bounds(ids_T)))
-    return Dense(ids_T=ids_T, hidden_TC=hidden_TC)
+    return DensePass(ids_T=ids_T, hidden_TC=hidden_TC)
 
 
 @torch.no_grad()
 def sparse_hidden(
-    model: Decoder, dense: Dense, prompt: int, schedule: Schedule, flow: Flow = block_mean
+    model: Decoder, dense: DensePass, prompt: int, schedule: Schedule, flow: Flow = block_mean
 ) -> Tensor:
     """Hidden states of the whole sequence where tokens after the prompt attend sparsely."""
     sparse = PackedSparse(
@@ -142,7 +142,7 @@ def sparse_hidden(
 
 @torch.no_grad()
 def acceptances(
-    model: Decoder, dense: Dense, prompt: int, schedule: Schedule, flow: Flow = block_mean
+    model: Decoder, dense: DensePass, prompt: int, schedule: Schedule, flow: Flow = block_mean
 ) -> Tensor:
     """Exact acceptance of every token after the prompt; keys and values by the sparse stream."""
     sources = slice(prompt - 1, -1)
@@ -188,16 +188,16 @@ class Prompt:
 @torch.no_grad()
 def _compare(
     model: Decoder,
-    dense: Dense,
+    dense: DensePass,
     actor_TC: Tensor,
     prompt: int,
     *,
     number: int,
     sample: int | None,
     temperature: float,
-) -> Measured:
+) -> MeasuredSequence:
     """The actor against the dense policy at the tokens from prompt + 1 on; sample None: given."""
-    found = ops.compare(
+    comparison = ops.compare(
         dense.hidden_TC[prompt:-1],
         actor_TC,
         model.head,
@@ -205,31 +205,33 @@ def _compare(
         temperature=temperature,
         top_k=min(TOP_K, model.spec.vocabulary),
     )
-    found = ops.Comparison(*(part.float().cpu() for part in found))
-    missed = torch.maximum(found.lower - found.alpha, found.alpha - found.upper)
+    comparison = ops.Comparison(*(part.float().cpu() for part in comparison))
+    missed = torch.maximum(comparison.lower - comparison.alpha, comparison.alpha - comparison.upper)
     if (missed > WRONG).any():
         raise ArithmeticError(f"top-K bounds miss the acceptance by up to {missed.max():.2g}")
-    alpha = found.alpha.numpy()
-    return Measured(
+    alpha = comparison.alpha.numpy()
+    return MeasuredSequence(
         prompt=number,
         sample=sample or 0,
         prompt_tokens=prompt,
         first=prompt + 1,
         ids=dense.ids_T.cpu().numpy(),
         alpha=alpha,
-        entropy=found.entropy.numpy(),
-        below=np.maximum(alpha - found.lower.numpy(), 0),
-        above=np.maximum(found.upper.numpy() - alpha, 0),
-        ratio=None if sample is None else (found.logp - found.logq).exp().clamp(max=1.0).numpy(),
+        entropy=comparison.entropy.numpy(),
+        below=np.maximum(alpha - comparison.lower.numpy(), 0),
+        above=np.maximum(comparison.upper.numpy() - alpha, 0),
+        ratio=None
+        if sample is None
+        else (comparison.logp - comparison.logq).exp().clamp(max=1.0).numpy(),
     )
 
 
 # Given sequences.
 
 
-def force(
+def teacher_force(
     model: Decoder, prompt: Prompt, arms: Sequence[Arm], temperature: float = 1.0
-) -> Iterator[tuple[Arm, Measured]]:
+) -> Iterator[tuple[Arm, MeasuredSequence]]:
     """One sequence under every arm; the dense policy reads it once.
 
     Tokens before the start are a prompt; from there on keys and values are written by the sparse
@@ -245,15 +247,15 @@ def force(
     about: dict[str, Any] = {"number": prompt.number, "sample": None, "temperature": temperature}
     for arm in arms:
         if arm.schedule is None:
-            actor_TC = through_cache(model, dense.ids_T)
+            actor_TC = paged_dense_hidden(model, dense.ids_T)
         else:
             actor_TC = sparse_hidden(model, dense, start, arm.schedule, arm.flow)
         yield arm, _compare(model, dense, actor_TC[start:-1], start, **about)
 
 
 @torch.no_grad()
-def through_cache(model: Decoder, ids_T: Tensor) -> Tensor:
-    """A dense pass as the engine makes it: in chunks, over pages. What rounding alone changes."""
+def paged_dense_hidden(model: Decoder, ids_T: Tensor) -> Tensor:
+    """Hidden states of a dense pass in chunks over pages, as the engine runs it."""
     pages, device = -(-len(ids_T) // PAGE), model.device
     parts = []
     cache = page_cache(model, None, pages=pages, slots=0, width=pages)
@@ -273,7 +275,7 @@ def through_cache(model: Decoder, ids_T: Tensor) -> Tensor:
 # Rollouts.
 
 
-class Job(NamedTuple):
+class RolloutJob(NamedTuple):
     """One prompt for one arm: params.n samples."""
 
     arm: Arm
@@ -281,7 +283,9 @@ class Job(NamedTuple):
     params: SamplingParams
 
 
-def roll_out(engine: Engine, jobs: Sequence[Job]) -> Iterator[tuple[Job, Measured]]:
+def roll_out(
+    engine: Engine, jobs: Sequence[RolloutJob]
+) -> Iterator[tuple[RolloutJob, MeasuredSequence]]:
     """Every sample of every job as it ends, seen by the dense policy from its second token on."""
     options = OutputOptions(hidden_states=True, training=True)
     queries = [Query(job.prompt.ids, job.params, job.arm.schedule, options) for job in jobs]

@@ -1,4 +1,4 @@
-"""Measurements on disk: JSON lines with digests, by what was measured; what is there is kept.
+"""Measurements on disk: JSON lines with digests, by key; existing ones are kept.
 
 Every line is on the disk before anything else is measured, so a run that was interrupted goes on. A
 last line without its end is of a run that was killed while it wrote, and goes. Any other damage is
@@ -88,7 +88,7 @@ class Store:
             return figures
 
     def put(self, key: Key, figures: Json) -> Json:
-        """Keep figures; those that are there stay."""
+        """Store figures; existing ones are kept."""
         if _text(key) not in self._places:
             line = sealed(json.dumps({"key": dict(key), "figures": figures}))
             try:
@@ -106,7 +106,7 @@ def _text(key: Any) -> str:
     return json.dumps(key, sort_keys=True)
 
 
-class Measured(Record):
+class MeasuredSequence(Record):
     """Acceptance along one sequence, at every token that sparse decoding could have changed.
 
     The first of them was drawn at a total length of `first`; an answer's very first token comes
@@ -154,14 +154,18 @@ class Trajectories:
         held = (self._store.get(ABOUT) or {}) if keys else self._store.put(ABOUT, about)
         differ = [name for name in held | about if held.get(name) != about.get(name)]
         if differ:
-            told = "; ".join(f"{name}: {held.get(name)}, now {about.get(name)}" for name in differ)
-            raise ValueError(f"{self.file} holds other measurements ({told}): give another folder")
+            changes = "; ".join(
+                f"{name}: {held.get(name)}, now {about.get(name)}" for name in differ
+            )
+            raise ValueError(
+                f"{self.file} holds other measurements ({changes}): give another folder"
+            )
         for key in keys:
             if key != ABOUT:
                 self._read(TrajectoryKey, key)
 
-    def put(self, arm: str, measured: Measured) -> None:
-        """Keep a trajectory, on the disk before this returns; one that is there stays."""
+    def put(self, arm: str, measured: MeasuredSequence) -> None:
+        """Store a trajectory, on disk before this returns; an existing one is kept."""
         key = {"arm": arm, "prompt": measured.prompt, "sample": measured.sample}
         arrays = {name: _pack(getattr(measured, name), kind) for name, kind in STORED.items()}
         self._store.put(key, measured.model_dump(exclude={*STORED}) | arrays)
@@ -171,11 +175,11 @@ class Trajectories:
         keys = [key for key in self._store if key.get("arm") == arm]
         return {(key["prompt"], key["sample"]) for key in keys}
 
-    def of(self, arm: str) -> Iterator[Measured]:
+    def of(self, arm: str) -> Iterator[MeasuredSequence]:
         """The trajectories of an arm, by prompt and sample."""
         for prompt, sample in sorted(self.done(arm)):
             figures = self._store.get({"arm": arm, "prompt": prompt, "sample": sample})
-            yield self._read(Measured, figures)
+            yield self._read(MeasuredSequence, figures)
 
     def _read(self, kind: type[R], figures: Any) -> R:
         try:

@@ -13,6 +13,7 @@ from sparrow.schema.plan import PlanFile
 from sparrow.schema.surface import Cell, LayerLoss, Surface, reach
 
 GOOD, DOUBTFUL, BAD = "green", "yellow", "red"
+MOST_BINS = 9  # side by side in 80 columns
 
 
 def figures(
@@ -30,19 +31,19 @@ def figures(
     """
     names, rows = fields.split(), list(rows)
     values = [[shown[n](row) if n in shown else _field(row, n) for n in names] for row in rows]
-    made = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for place, name in enumerate(names):
-        column = [own[place] for own in values]
+        column = [row_values[place] for row_values in values]
         texts = all(isinstance(value, str | Text) for value in column)
         # Headings break at spaces, texts anywhere, figures nowhere.
         width = 0 if texts else max((len(_text(value)) for value in column), default=0)
         side: JustifyMethod = "left" if texts else "right"
-        made.add_column(name.replace("_", " "), justify=side, min_width=width, overflow="fold")
-    for number, own in enumerate(values):
+        table.add_column(name.replace("_", " "), justify=side, min_width=width, overflow="fold")
+    for number, row_values in enumerate(values):
         if group and number and _field(rows[number - 1], group) != _field(rows[number], group):
-            made.add_section()
-        made.add_row(*map(_text, own))
-    return made
+            table.add_section()
+        table.add_row(*map(_text, row_values))
+    return table
 
 
 def summary(title: str, values: Mapping[str, object], caption: str | None = None) -> Table:
@@ -74,23 +75,37 @@ def _kept(row: Any) -> str:
 # Surfaces.
 
 
-def tails_table(surface: Surface, variant: str) -> Table:
-    """p05 and its interval by budget and length; green: surely at the target, red: surely not."""
+def tails_tables(surface: Surface, variant: str) -> list[Table]:
+    """p05 and its interval by budget and length; green: surely at the target, red: surely not.
+
+    As many tables as fit their bins side by side into 80 columns.
+    """
     target, budgets = surface.targets[0], surface.kept(variant)
-    arms = {str(budget): surface.of(variant, budget) for budget in budgets}
-    known = sorted({(cell.start, cell.stop) for cells in arms.values() for cell in cells})
-    bins = {start: f"{start}_to_{stop}" for start, stop in known}
-    rows = []
-    for name, cells in (arms | {"dense (floor)": surface.floor}).items():
-        tails = {bins[c.start]: _tail(c, target) for c in cells if c.start in bins}
-        rows.append({"budget": name} | dict.fromkeys(bins.values(), "-") | tails)
-    return figures(
-        f"{variant}: p05 of acceptance by total length",
-        rows,
-        " ".join(["budget", *bins.values()]),
-        caption=f"{surface.model}, {surface.dtype} on {surface.device}; {surface.prompts}; 95 % "
-        f"intervals over prompts; target {target}",
-    )
+    arms: dict[str, Sequence[Cell]] = {str(kept): surface.of(variant, kept) for kept in budgets}
+    bins = sorted({(cell.start, cell.stop) for cells in arms.values() for cell in cells})
+    names = {start: f"{start}_to_{stop}" for start, stop in bins}
+    rows = [
+        {"budget": name}
+        | dict.fromkeys(names.values(), "-")
+        | {names[cell.start]: _tail(cell, target) for cell in cells if cell.start in names}
+        for name, cells in (arms | {"dense (floor)": surface.floor}).items()
+    ]
+    return [
+        figures(
+            f"{variant}: p05 of acceptance by total length",
+            rows,
+            " ".join(["budget", *part]),
+            caption=f"{surface.model}, {surface.dtype} on {surface.device}; {surface.prompts}; "
+            f"95 % intervals over prompts; target {target}",
+        )
+        for part in _parts([*names.values()], MOST_BINS)
+    ]
+
+
+def _parts(names: list[str], most: int) -> list[list[str]]:
+    """The names in as few parts as possible, of about equal size and at most so many."""
+    size = -(-len(names) // max(1, -(-len(names) // most))) or 1
+    return [names[first : first + size] for first in range(0, len(names), size)]
 
 
 def _tail(cell: Cell, target: float) -> Text:
@@ -113,6 +128,7 @@ def layers_table(losses: Sequence[LayerLoss], shares: Sequence[float] = ()) -> T
         f"layers sparse alone, {losses[0].budget} tokens kept",
         losses,
         "layers p05 low high mean share",
+        layers=lambda loss: f"{loss.layers[0]} to {loss.layers[-1]}",
         share=lambda loss: shares[loss.layers[0]] if shares else None,
     )
 
@@ -120,12 +136,12 @@ def layers_table(losses: Sequence[LayerLoss], shares: Sequence[float] = ()) -> T
 def check_table(surface: Surface, target: float) -> Table:
     """A check run: what a schedule reaches, bin by bin, and the share of prompts that get there."""
     floor = {cell.start: cell.p05 for cell in surface.floor}
-    own, dense = reach(surface.cells), reach(surface.floor)
+    sparse, dense = reach(surface.cells), reach(surface.floor)
     return figures(
         f"{surface.variants[0].name}: check at target {target}",
         surface.cells,
-        "start stop p05 low high mean prompts reach dense_reach floor verdict",
-        reach=lambda cell: own[cell.start],
+        "start stop p05 low high prompts reach dense_reach floor verdict",
+        reach=lambda cell: sparse[cell.start],
         dense_reach=lambda cell: dense.get(cell.start),
         floor=lambda cell: floor.get(cell.start),
         verdict=lambda cell: Text(*verdict(cell, target)),
@@ -137,7 +153,7 @@ def check_table(surface: Surface, target: float) -> Table:
 
 def plan_tables(plan: PlanFile) -> list[Table]:
     """The bins, what the plan promises, other targets, other variants, another schedule."""
-    checked = {one.start: one.p05 for one in plan.check or ()}
+    checked = {bin.start: bin.p05 for bin in plan.check or ()}
     bins = "start stop budget p05 low high kept_share seconds dense_seconds"
     bins += " check_p05" if checked else ""
     promised = "speed_up limit eflops eflops_printed ms_step dense_ms_step seconds dense_seconds"
@@ -147,7 +163,7 @@ def plan_tables(plan: PlanFile) -> list[Table]:
             plan.bins,
             bins,
             budget=_kept,
-            check_p05=lambda one: checked.get(one.start),
+            check_p05=lambda bin: checked.get(bin.start),
         ),
         summary(
             f"predicted speed-up {plan.speed_up:.2f}x",
@@ -159,17 +175,17 @@ def plan_tables(plan: PlanFile) -> list[Table]:
     if len(plan.variants) > 1:
         tables.append(figures("variants", plan.variants, "name speed_up limit"))
     if plan.compare is not None:
-        other, own = plan.compare, {one.start: one for one in plan.bins}
+        other, planned = plan.compare, {bin.start: bin for bin in plan.bins}
         differs = f"; made for {', '.join(other.differs)}" if other.differs else ""
-        made = figures(
+        compared = figures(
             f"the plan beside {other.name}",
             other.bins,
             "start plan budget p05 measured",
-            plan=lambda one: _kept(own[one.start]),
+            plan=lambda bin: _kept(planned[bin.start]),
             budget=_kept,
             caption=f"speed-up {plan.speed_up:.2f}x and {other.speed_up:.2f}x{differs}",
         )
-        tables.append(made)
+        tables.append(compared)
     return tables
 
 
@@ -184,8 +200,8 @@ def flow_check_tables(check: FlowCheck) -> list[Table]:
     about |= {"of_kv": f"{check.of_kv:.2%} of K and V"}
     for field in ("state", "operations", "over_pages", "mass", "kernels", "unordered"):
         about[field] = _text(getattr(check, field))  # which may break: some are long
-    said = ("same pages", "") if check.passed else ("other pages", "bold red")
-    title = Text.assemble(f"On random pages ({check.device}): ", said)
+    verdict_text = ("same pages", "") if check.passed else ("other pages", "bold red")
+    title = Text.assemble(f"On random pages ({check.device}): ", verdict_text)
     tests = "sequence compared choices different near_ties first"
     return [
         figures(name, check.fields, "name kind shape bytes"),
@@ -196,10 +212,10 @@ def flow_check_tables(check: FlowCheck) -> list[Table]:
 
 def flow_score_table(scores: FlowScores) -> Table:
     """The result for a terminal, by budget; the best flow first, the submitted ones bold."""
-    own = scores.configuration
+    setup = scores.configuration
     where = f"{scores.model} ({scores.dtype}), {len(scores.texts)} texts of {scores.tokens} tokens"
-    shown = [row for row in scores.rows if all(getattr(row, key) == value for key, value in own)]
-    dense = ", ".join(map(str, own.dense_layers)) or "none"
+    shown = [row for row in scores.rows if all(getattr(row, key) == value for key, value in setup)]
+    dense = ", ".join(map(str, setup.dense_layers)) or "none"
     return figures(
         f"Flows on {where}",
         sorted(shown, key=lambda row: (row.budget, -row.p05)),
@@ -207,7 +223,7 @@ def flow_score_table(scores: FlowScores) -> Table:
         flow=lambda row: Text(row.flow, style="bold" if row.submitted else ""),
         of_mean=lambda row: f"{row.of_mean:.2f}x",
         group="budget",
-        caption=f"first {own.first} and last {own.last} pages kept, dense layers: {dense}; gain: "
-        "above the block mean; of_mean: bytes of landmarks against one 16-bit mean; recall, mass, "
-        "error on the dense stream",
+        caption=f"first {setup.first} and last {setup.last} pages kept, dense "
+        f"layers: {dense}; gain: above the block mean; of_mean: bytes of landmarks against one "
+        "16-bit mean; recall, mass, error on the dense stream",
     )

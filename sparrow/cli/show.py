@@ -22,7 +22,7 @@ from sparrow.calibration.tables import (
     flow_score_table,
     layers_table,
     plan_tables,
-    tails_table,
+    tails_tables,
 )
 from sparrow.cli.output import (
     AsJson,
@@ -59,6 +59,7 @@ GIB = 2**30
 SECTIONS = {
     "devices": ("cores", "gpus", "driver"),
     "models": ("models",),
+    "memory": ("fits",),
     "checks": ("self_test", "kernels", "broken"),
 }
 
@@ -98,17 +99,22 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
     undecided = surface.undecided
     warning = f"the plan still depends on {len(undecided)} cells: {'; '.join(undecided[:3])}"
     warnings = (*surface.warnings, *([warning] if undecided else []))
-    next_step = "" if check else f"next: sparrow plan {files[0]}"
     if json:
         write_json(surface)
-    else:
-        _show_files(_surface_tables(surface, check), "warning:", warnings, files, next_step)
+        return
+    _show_files(_surface_tables(surface, check), "warning:", warnings, files)
+    if not check:
+        from sparrow.calibration.planning.advice import advise
+
+        answer, next_step = advise(surface, config.folder)
+        console.print(Text(f"\n{answer}\nnext: {next_step}", style="bold"), soft_wrap=True)
 
 
 def _surface_tables(surface: Surface, check: bool) -> list[Table]:
     if check:
         return [check_table(surface, surface.targets[0])]
-    tables = [tails_table(surface, variant.name) for variant in surface.variants]
+    variants = (variant.name for variant in surface.variants)
+    tables = [table for name in variants for table in tails_tables(surface, name)]
     if surface.layers:
         shares = next((variant.shares for variant in surface.variants if variant.shares), ())
         tables.append(layers_table(surface.layers, shares))
@@ -135,20 +141,20 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
     else:
         options = f"the options of the calibration, with --schedule {files[0]}"
         hint = f"check it on new prompts: {options} and --skip as many rows as it used"
-        _show_files(plan_tables(planned), "note:", planned.notes, files, hint)
+        _show_files(plan_tables(planned), "note:", planned.notes, files)
+        note(hint)
     return None
 
 
 def _show_files(
-    tables: Sequence[Table], mark: str, warnings: Sequence[str], files: Sequence[Path], hint: str
+    tables: Sequence[Table], mark: str, warnings: Sequence[str], files: Sequence[Path]
 ) -> None:
-    """Print tables, warnings, the files that were written, and the next step."""
+    """Print tables, warnings and the files that were written."""
     for table in tables:
         console.print(table)
     for text in warnings:
         alert(mark, text, "yellow")
     note(f"written: {', '.join(map(str, files))}")
-    note(hint)
 
 
 def evaluate(config: EvalConfig, *, json: AsJson = False) -> None:

@@ -1,4 +1,4 @@
-"""`sparrow train` and `sparrow replay`: RL with a sparse rollout, and parts of it again."""
+"""`sparrow train`, `sparrow replay` and `sparrow push` on the terminal."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from sparrow.cli.output import (
     write,
     write_json,
 )
-from sparrow.schema.common import ReplayConfig
+from sparrow.schema.common import PushConfig, ReplayConfig
 from sparrow.schema.train import TrainConfig
 
 if TYPE_CHECKING:
@@ -33,27 +33,27 @@ GATED, DIVERGED, UNJUDGED = 3, 4, 5  # exit codes of a run that has not ended
 
 Lines = list[tuple[str, str]]
 GIB = 2**30
-GO_ON = "the same command goes on from it"
+RESUME = "the same command resumes from it"
 
 
 def train(
     config: TrainConfig,
     *,
     dry_run: Annotated[
-        bool, "Only say what the run will take: memory, batch, schedule, time."
+        bool, "Only predict memory, batch, schedule and time; nothing is run."
     ] = False,
     json: AsJson = False,
 ) -> int | None:
     if json and not dry_run:
-        raise ValueError("--json goes with --dry-run; a run writes metrics.jsonl")
+        raise ValueError("--json needs --dry-run; a run writes metrics.jsonl")
     if dry_run:
         return _preview(config, json)
-    from sparrow.dataflow.local.run import own_rank
+    from sparrow.dataflow.local.run import current_rank
     from sparrow.dataflow.stopping import Stopping
 
     with Stopping() as stopping, _named_rank():
         folder = run_training(config, stopping)
-        if not own_rank():
+        if not current_rank():
             write(str(folder))
     return None
 
@@ -68,22 +68,22 @@ def _preview(config: TrainConfig, json: bool) -> int:
 
 
 def run_training(config: TrainConfig, stopping: "Stopping", *, brief: bool = False) -> Path:
-    """Open the run and show it on the terminal; one that stops early ends the program.
+    """Run a training and show it on the terminal; exit the program if it stops early.
 
-    brief: without the lines that say how everything is set.
+    brief: without the header.
     """
     from sparrow.cli.training_display import Display
     from sparrow.dataflow.local.loop import train as train_run
     from sparrow.dataflow.local.messages import Diverged, EpisodeFailed, GateStop, Unjudged
-    from sparrow.dataflow.local.run import open_run, own_rank
+    from sparrow.dataflow.local.run import current_rank, open_run
     from sparrow.dataflow.stopping import Stopped
 
-    quiet = bool(own_rank())  # of several ranks the first one speaks
+    quiet = bool(current_rank())  # of several ranks only the first prints
     with nullcontext() if quiet else notes.status("opening the run"):
         run = open_run(config, stopping=stopping, report=None if quiet else report)
     try:
         with run:
-            run.watch = display = Display(
+            run.callbacks = display = Display(
                 Console(quiet=True) if quiet else console,
                 steps=config.run.steps,
                 first=run.step,
@@ -95,33 +95,33 @@ def run_training(config: TrainConfig, stopping: "Stopping", *, brief: bool = Fal
     except (Stopped, GateStop, Diverged, Unjudged, EpisodeFailed) as error:
         codes = {Stopped: STOPPED, GateStop: GATED, Diverged: DIVERGED, Unjudged: UNJUDGED}
         if isinstance(error, GateStop):
-            how = "with other settings of the gate (gate.mode=warn, gate.target) it goes on"
-            _say_end(run, f"the gate stopped the run: {error}", how)
+            how = "it resumes with other settings of the gate (gate.mode=warn, gate.target)"
+            _print_end(run, f"the gate stopped the run: {error}", how)
         else:
-            _say_end(run, str(error) or "stopped")
+            _print_end(run, str(error) or "stopped")
         if isinstance(error, EpisodeFailed) and error.__cause__ is not None:
-            raise  # whose code it is wants to see where
+            raise  # the author of the episode needs the traceback
         sys.exit(codes.get(type(error), 1))
 
 
-def _say_end(run: "Run", why: str, how: str = GO_ON) -> None:
-    if run.world.first:
-        told = f"after {run.step} steps; the checkpoint is there, and {how}"
-        notes.print(f"[bold yellow]{plain(why)}[/]\n{plain(told)}", markup=True)
+def _print_end(run: "Run", why: str, how: str = RESUME) -> None:
+    if run.world.is_first:
+        saved = f"after {run.step} steps; a checkpoint is saved, and {how}"
+        notes.print(f"[bold yellow]{plain(why)}[/]\n{plain(saved)}", markup=True)
 
 
 @contextmanager
 def _named_rank() -> Iterator[None]:
-    """An error of one of several ranks says whose it is.
+    """Name the rank in an error message, if there are several.
 
-    At once, while signals are still taken: torchrun ends the others as soon as one has.
+    At once, while signals are handled: torchrun ends the others as soon as one has ended.
     """
-    from sparrow.dataflow.local.run import own_rank
+    from sparrow.dataflow.local.run import current_rank
 
     try:
         yield
     except (ValueError, OSError) as error:
-        rank = own_rank()
+        rank = current_rank()
         if rank is None:
             raise
         alert("error:", f"rank {rank}: {error}")
@@ -139,12 +139,18 @@ def replay(config: ReplayConfig, *, json: AsJson = False) -> None:
         console.print(f"{name:32} {shown}", highlight=False)
 
 
+def push(config: PushConfig) -> None:
+    with notes.status(plain(f"pushing {config.run}")):
+        address = api.push(config, report=report)
+    write(address)
+
+
 # `sparrow train --dry-run`.
 
 
 def show_preview(preview: "Preview", console: Console) -> None:
-    """The whole plan: what runs, memory, batch, schedule, time; then what to keep in mind."""
-    table = Table(title="the plan, nothing was run", show_header=False)
+    """Print the prediction: what runs, memory, batch, schedule, time; then notes."""
+    table = Table(title="dry run: nothing was started", show_header=False)
     for section in preview_sections(preview):
         table.add_section()
         for name, text in section:
@@ -163,7 +169,7 @@ def preview_sections(preview: "Preview") -> list[Lines]:
     verdict = "fits" if preview.fits else "DOES NOT FIT"
     sleeps = "asleep meanwhile" if preview.sleeps else "awake meanwhile"
     holds = f"{engine.tokens} tokens, {engine.tokens / engine.context:.3g} of {engine.context}"
-    kept = ", ".join(f"{each.kept:.0f} of {each.length}" for each in preview.kept)
+    kept = ", ".join(f"{kept.kept:.0f} of {kept.length}" for kept in preview.kept)
     updates = f"{preview.updates} updates, each of"
     return [
         [
@@ -175,6 +181,7 @@ def preview_sections(preview: "Preview") -> list[Lines]:
         [
             ("trainer", f"{_gib(trainer.total)}; the engine is {sleeps}"),
             ("  weights, gradients, moments", _gib(state)),
+            *([("  reference model", _gib(trainer.reference))] if trainer.reference else []),
             ("  copies of weights", _gib(trainer.copies)),
             ("  activations of a micro-batch", _gib(trainer.activations)),
             ("  logits by chunks", _gib(trainer.logits)),
@@ -186,8 +193,8 @@ def preview_sections(preview: "Preview") -> list[Lines]:
         [
             ("answers", f"{preview.sequences} a step, {preview.steps} steps"),
             *(
-                (each.name, f"{each.tokens} tokens; {updates} {each.micro_batches} micro-batches")
-                for each in preview.cases
+                (case.name, f"{case.tokens} tokens; {updates} {case.micro_batches} micro-batches")
+                for case in preview.cases
             ),
         ],
         _time(preview),

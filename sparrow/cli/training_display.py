@@ -1,4 +1,4 @@
-"""What a person sees of a training run: a line a step, and on a terminal what is going on."""
+"""The terminal display of a training run: a line per step, and a progress bar."""
 
 import math
 import time
@@ -14,10 +14,12 @@ Metrics = Mapping[str, float]
 
 NEAR = 0.02  # p05 less than this above its target is yellow
 P05 = "sparse/accept_p05_min"  # of the worst bin: what the target is about
+POOLED = "sparse/accept_p05"  # of all tokens in the gate's window, while no bin has enough of them
+TOKENS = "sparse/accept_tokens"  # how many those are
 
 
 class Column(NamedTuple):
-    """A value of a step: its heading, its metric, its room, and how it is written."""
+    """A column: its title, metric, width and number format."""
 
     title: str
     metric: str
@@ -35,14 +37,13 @@ COLUMNS = (
     Column(title="grad", metric="actor/grad_norm", width=8, form=".3g"),
     Column(title="seconds", metric="timing_s/step", width=8, form=".1f"),
 )
-STEP = 6  # room of the step's number
+STEP = 6  # width of the step's number
 
 
 class Display:
-    """Shows the steps from `first` to `steps` of a run while it is entered.
+    """Callbacks that show the steps from `first` to `steps` of a run while entered.
 
-    Steps count from 0, as in metrics.jsonl. `header` is printed once, above. `target` is what
-    p05 should not fall below: it gives the colour.
+    Steps count from 0, as in metrics.jsonl. header: printed once. target: of p05, for colours.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Display:
         self._console, self._header, self._target = console, list(header), target
         self._first, self._done = first, first
         self._clock, self._stepped = clock, clock()
+        self._explained = False  # why p05 is not that of a bin
         self._bar = progress_bar(console)
         self._task = self._bar.add_task("", total=steps, completed=first)
 
@@ -74,12 +76,12 @@ class Display:
             self._bar.stop()
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """Say what is going on, and how far it is where that is known."""
+        """Show the current phase, and its progress if known."""
         count = "" if done is None else f" {done}/{total}"
         self._bar.update(self._task, description=f"{name}{count}")
 
     def step(self, metrics: Metrics) -> None:
-        """Show a step that has ended. Any metric may be missing."""
+        """Show the metrics of a step; any may be missing."""
         now = self._clock()
         shown = {"timing_s/step": now - self._stepped, **metrics}
         if self._done == self._first:
@@ -87,11 +89,14 @@ class Display:
             self._print(Text("  ".join(["step".rjust(STEP), *titles])))
         cells = (Text(_cell(column, shown), self._style(column, shown)) for column in COLUMNS)
         self._print(Text("  ").join([Text(f"{self._done:>{STEP}}"), *cells]))
+        if P05 not in shown and not self._explained:
+            self._explained = True
+            self._print(Text(_without_bins(shown), style="dim"))
         self._done, self._stepped = self._done + 1, now
         self._bar.advance(self._task)
 
     def event(self, text: str, style: str = "") -> None:
-        """Say something else: an action of the gate, a warning."""
+        """Show a message: an action of the gate, a warning."""
         clean = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
         self._print(Text(clean, style=style))
 
@@ -108,9 +113,19 @@ class Display:
         return "yellow" if target is not None and value < target + NEAR else "green"
 
 
+def _without_bins(metrics: Metrics) -> str:
+    """Explain why p05 is not that of the worst length bin."""
+    if not metrics.get(TOKENS):
+        return "p05 -: no token was measured (gate.mode, gate.sample)"
+    pooled = f"p05 ~: pooled over all tokens measured so far, n = {metrics[TOKENS]:.0f}"
+    return f"{pooled}; no length bin has enough tokens yet (gate.least, gate.prompts)"
+
+
 def _cell(column: Column, metrics: Metrics) -> str:
-    """The value in its room; one that is too long loses digits."""
+    """The value, shortened to the width. ~: pooled over all lengths."""
     value = metrics.get(column.metric)
+    if column.metric == P05 and value is None and POOLED in metrics:
+        return f"~{metrics[POOLED]:{column.form}}".rjust(column.width)
     text = "-" if value is None else f"{value:{column.form}}"
     shown = text if value is None or len(text) <= column.width else f"{value:.1e}"
     return f"{shown:>{column.width}}"

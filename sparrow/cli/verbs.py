@@ -16,7 +16,7 @@ from rich.text import Text
 
 from sparrow import api
 from sparrow.cli import show
-from sparrow.cli.train import replay, train
+from sparrow.cli.train import push, replay, train
 from sparrow.schema.base import Record
 from sparrow.schema.loading import Layer, parse, resolve
 from sparrow.schema.options import Option, fields_of, options_of
@@ -36,7 +36,10 @@ GROUPS = {
 }
 PANELS = {
     "Start here": ("demo", "doctor"),
-    "From a model to a trained model": ("fetch", "calibrate", "plan", "train", "eval", "report"),
+    "From a model to a trained model": (
+        *("fetch", "calibrate", "plan", "train", "eval", "report"),
+        "push",
+    ),
     "Look closer": ("generate", "puzzle", "presets", "replay", "flow", "study", "bench"),
     "Make the shipped models": ("warmup",),
 }
@@ -120,7 +123,7 @@ class Verbs(Mapping[str, Verb]):
 
 VERBS = Verbs(
     *("demo", show.doctor, show.fetch, show.calibrate, show.plan, train),
-    *(show.evaluate, show.report),
+    *(show.evaluate, show.report, push),
     *(show.generate, show.puzzle, show.presets, replay),
     *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts, "study"),
     *map(show.measured, ("bench_attention", "bench_decode", "bench_rollout")),

@@ -1,11 +1,11 @@
-"""The rollout backend: whatever samples tokens for training and evaluation.
+"""The rollout backend: the engine that samples tokens for training and evaluation.
 
     backend = open_backend(model, rule)
     async with backend.serving() as sampler:
         completions = await sampler.generate(ids, params, schedule=schedule)
 
 Another backend (another library's engine, a server) is a class with the methods of
-`RolloutBackend`, made in `open_backend`: nothing else of a run knows what is behind it.
+`RolloutBackend`, made in `open_backend`: no other code depends on it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from sparrow.sparse.rule import Rule
 
 
 class Sampler(Protocol):
-    """Answers prompts for many coroutines at once."""
+    """Samples answers for many coroutines concurrently."""
 
     async def generate(
         self,
@@ -33,31 +33,31 @@ class Sampler(Protocol):
         schedule: Schedule | None = None,
         options: OutputOptions | None = None,
     ) -> list[Completion]:
-        """params.n completions of a prompt, in order; schedule None: dense."""
+        """Sample params.n completions of a prompt; schedule None: dense."""
 
 
 class RolloutBackend(Protocol):
-    """A model that answers prompts, and takes the learner's weights between rollouts."""
+    """A model that answers prompts, and gets the learner's weights between rollouts."""
 
     max_context: int  # tokens of the longest sequence, prompt and answer
 
     def serving(self) -> AbstractAsyncContextManager[Sampler]:
-        """Entered while prompts are answered."""
+        """A context in which prompts are answered."""
 
     def sync_weights(self, weights: Mapping[str, torch.Tensor], *, version: int) -> None:
-        """Take weights by their Hugging Face names; tokens drawn from now on have this version."""
+        """Load weights by Hugging Face names; tokens sampled from now on have this version."""
 
     def sleep(self) -> None:
-        """Give memory back while the learner works; weights may be lost: `sync_weights` follows."""
+        """Free memory while the learner works; weights may be lost until `sync_weights`."""
 
     def wake(self) -> None: ...
 
     def header(self) -> str:
-        """One line that says what runs."""
+        """Describe the backend in one line."""
 
 
 class EngineBackend(RolloutBackend):
-    """Our own engine, in this process."""
+    """The engine of this package, in this process."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.max_context = engine, engine.max_context
@@ -73,7 +73,7 @@ class EngineBackend(RolloutBackend):
 
     def wake(self) -> None:
         if self.engine.asleep:
-            torch.cuda.empty_cache()  # what the learner let go of: the engine counts free bytes
+            torch.cuda.empty_cache()  # memory of the learner: the engine counts free bytes
             self.engine.wake()
 
     def header(self) -> str:
@@ -81,8 +81,8 @@ class EngineBackend(RolloutBackend):
 
 
 def open_backend(model: Decoder, rule: Rule | None, **limits: int | None) -> EngineBackend:
-    """The backend of a run or an evaluation; rule: of sparse requests, None: dense only.
+    """Make the backend of a run or an evaluation; rule: of sparse requests, None: dense only.
 
-    limits: max_running, max_context, kv_bytes; None, or not given: what there is room for.
+    limits: max_running, max_context, kv_bytes; None: as memory allows.
     """
     return EngineBackend(Engine(model, rule=rule, **limits))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`sparrow calibrate`: a model and a source of prompts to a surface, in a folder that goes on."""
+"""`sparrow calibrate`: measure a surface on prompts, in a folder that can be continued."""
 
 import json
 import platform
@@ -16,7 +16,7 @@ import numpy as np
 from sparrow.calibration.calibration import Calibration, Collector, Found
 from sparrow.calibration.replay import variant_of
 from sparrow.calibration.store import Trajectories
-from sparrow.dataflow.prompts import Source
+from sparrow.dataflow.prompts import PromptSet
 from sparrow.files import FolderLock, remove_unfinished
 from sparrow.models import Decoder, fingerprint, tokenizer_digest
 from sparrow.models.sources import model_name
@@ -33,22 +33,22 @@ PARTS = (16, 12, 8, 6, 4, 3, 2)  # default budgets: these parts of the longest l
 BINS = 8
 PAGE = 16
 TARGET = 0.86
-FOUND = ("variants", "cells", "floor", "positions", "layers", "lengths", "undecided")
-FEWER = 0.75  # of the share of dense answers that reach a bin: then it is said
+MEASURED = ("variants", "cells", "floor", "positions", "layers", "lengths", "undecided")
+FEWER = 0.75  # warn if fewer answers reach a bin than this share of dense answers
 
 
 def calibrate(
     model: Decoder,
-    source: Source,
+    source: PromptSet,
     config: CalibrateConfig,
     *,
     schedule: Schedule | None = None,
     progress: Progress | None = None,
     report: Report | None = None,
 ) -> Surface:
-    """Measure, write the surface (of a schedule: the check) into the folder, and give it back.
+    """Measure a surface, or check a schedule, and write the result into the folder.
 
-    One process at a time may have the folder.
+    Only one process at a time may use the folder.
     """
     place = config.folder
     place.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def calibrate(
     settings: dict[str, Any] = {
         "budgets": tuple(sorted(set(budgets))),
         "edges": edges_for(longest, config.bin),
-        "targets": config.target or (promised(schedule),),
+        "targets": config.target or (planned_target(schedule),),
     }
     with closing(FolderLock(place, setting="--out")):
         remove_unfinished(place)
@@ -73,48 +73,50 @@ def calibrate(
         else:
             flow = resolve_flow(schedule, config.own_flow)
             calibration.check(flow, schedule)
-        made = _surface(model, weights, source, config, calibration)
-        made.save(place / (SURFACE if schedule is None else CHECK))
-    return made
+        surface = _surface(model, weights, source, config, calibration)
+        surface.save(place / (SURFACE if schedule is None else CHECK))
+    return surface
 
 
-def promised(schedule: Schedule | None) -> float:
-    """The target that a schedule was planned for, where its provenance says."""
+def planned_target(schedule: Schedule | None) -> float:
+    """Return the target that a schedule was planned for, if its provenance has one."""
     notes = {} if schedule is None else {note.key: note.text for note in schedule.provenance}
-    said = re.search(r"acceptance at (0\.\d+)", notes.get("target", ""))
-    return float(said[1]) if said else TARGET
+    target = re.search(r"acceptance at (0\.\d+)", notes.get("target", ""))
+    return float(target[1]) if target else TARGET
 
 
 def budgets_for(longest: int) -> list[int]:
-    """Whole pages, from the least that keeps a choice to half of the longest length."""
+    """Return default budgets in whole pages, from the smallest to half of the longest length."""
     return [max(4 * PAGE, longest // part // PAGE * PAGE) for part in PARTS]
 
 
 def edges_for(longest: int, width: int | None = None) -> tuple[int, ...]:
-    """Edges of bins that reach the longest length; about eight where no width is given."""
-    wide = width or max(64, -(-longest // BINS // 64) * 64)
-    return tuple(range(0, longest + wide, wide))
+    """Return edges of bins up to the longest length; about eight bins by default."""
+    width = width or max(64, -(-longest // BINS // 64) * 64)
+    return tuple(range(0, longest + width, width))
 
 
 def _flows(model: Decoder, config: CalibrateConfig) -> list[tuple[Flow, Variant]]:
-    found: dict[str, tuple[Flow, Variant]] = {}
+    """Return the flows to measure, with a variant for each choice of dense layers."""
+    variants: dict[str, tuple[Flow, Variant]] = {}
     for text, dense in product(config.flow or ("block_mean",), config.dense_layers or ((),)):
-        flow, most = load_flow(text), model.spec.layers - 1
+        flow, last = load_flow(text), model.spec.layers - 1
         if flow.score is None:
-            raise ValueError(f"the flow {text!r} is dense: the floor measures that already")
-        if beyond := [layer for layer in dense if layer > most]:
-            raise ValueError(f"dense layers {beyond}: the model has layers 0 to {most}")
+            raise ValueError(f"the flow {text!r} is dense, which is always measured as the floor")
+        if beyond := [layer for layer in dense if layer > last]:
+            raise ValueError(f"dense_layers: the model has layers 0 to {last}, got {beyond}")
         name = flow.name + (f", dense {','.join(map(str, dense))}" if dense else "")
-        if name in found:
-            raise ValueError(f"{name!r} was given twice")
-        found[name] = (flow, variant_of(flow, text, model.spec, name=name, dense_layers=dense))
-    return list(found.values())
+        if name in variants:
+            raise ValueError(f"flows and dense layers must be unique, got {name!r} twice")
+        variant = variant_of(flow, text, model.spec, name=name, dense_layers=dense)
+        variants[name] = (flow, variant)
+    return list(variants.values())
 
 
 def _about(
-    model: Decoder, weights: str, source: Source, config: CalibrateConfig
+    model: Decoder, weights: str, source: PromptSet, config: CalibrateConfig
 ) -> dict[str, object]:
-    """What all measurements of a folder share."""
+    """Return what all measurements of a folder have in common."""
     about: dict[str, object] = {
         "model": weights,
         "device": model.device.type,
@@ -130,10 +132,14 @@ def _about(
 
 
 def _surface(
-    model: Decoder, weights: str, source: Source, config: CalibrateConfig, calibration: Calibration
+    model: Decoder,
+    weights: str,
+    source: PromptSet,
+    config: CalibrateConfig,
+    calibration: Calibration,
 ) -> Surface:
-    found = calibration.found
-    measured: dict[str, Any] = {name: tuple(getattr(found, name)) for name in FOUND}
+    results = calibration.found
+    measured: dict[str, Any] = {name: tuple(getattr(results, name)) for name in MEASURED}
     dtype = str(model.dtype).removeprefix("torch.")
     return Surface(
         model=model_name(model),
@@ -152,39 +158,39 @@ def _surface(
         bins=tuple(calibration.edges),
         budgets=tuple(calibration.budgets),
         **measured,
-        prompt_tokens=int(np.median(found.prompt_tokens)) if found.prompt_tokens else 0,
-        warnings=tuple(warnings(found)),
+        prompt_tokens=int(np.median(results.prompt_tokens)) if results.prompt_tokens else 0,
+        warnings=tuple(warnings(results)),
         versions=_versions(),
         command=shlex.join(sys.argv),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def warnings(found: Found) -> list[str]:
-    """What a reader of the surface should not overlook."""
-    said = list(found.warnings)
-    few = [cell.prompts for cell in found.cells if cell.prompts < LEAST_PROMPTS]
+def warnings(results: Found) -> list[str]:
+    """Return warnings for readers of a surface."""
+    texts = list(results.warnings)
+    few = [cell.prompts for cell in results.cells if cell.prompts < LEAST_PROMPTS]
     if few:
-        said.append(
-            f"{len(few)} of {len(found.cells)} cells have fewer than {LEAST_PROMPTS} prompts (one "
-            f"has {min(few)}): their intervals are too narrow"
+        texts.append(
+            f"{len(few)} of {len(results.cells)} cells have fewer than {LEAST_PROMPTS} prompts "
+            f"(at least {min(few)}): their intervals are too narrow"
         )
-    worst = min(found.floor, key=lambda cell: cell.p05, default=None)
+    worst = min(results.floor, key=lambda cell: cell.p05, default=None)
     if worst is None:
-        said.append("no dense floor was measured: sequences are too short")
+        texts.append("no dense floor was measured: sequences are too short")
     elif worst.p05 < 0.99:
-        said.append(
+        texts.append(
             f"dense against dense p05 is {worst.p05:.3f} at lengths {worst.start} to {worst.stop}: "
-            "an engine's rounding alone costs that much"
+            "the engine's rounding alone costs that much"
         )
-    return said + survivors(found)
+    return texts + survivors(results)
 
 
-def survivors(found: Found) -> list[str]:
-    """Where a budget cuts answers short, its long bins show only those prompts that got there."""
-    dense = reach(found.floor)
+def survivors(results: Found) -> list[str]:
+    """Warn of survivor bias: long bins show only the prompts whose sparse answers get there."""
+    dense = reach(results.floor)
     arms: dict[tuple[str, int | None], list[Cell]] = {}
-    for cell in found.cells:
+    for cell in results.cells:
         arms.setdefault((cell.variant, cell.budget), []).append(cell)
     worst = [
         (share / dense[start], f"{name}{kept}, {share:.0%} of the prompts reach {start} tokens")
@@ -195,8 +201,8 @@ def survivors(found: Found) -> list[str]:
     ]
     if not worst:
         return []
-    said = f"{len(worst)} cells show survivors: sparse answers end earlier than dense ones"
-    return [f"{said} (at worst {min(worst)[1]}); p05 there is of the prompts that got there"]
+    biased = f"{len(worst)} cells have survivor bias: sparse answers end earlier than dense ones"
+    return [f"{biased} (at worst {min(worst)[1]}); p05 there is of the prompts that got there"]
 
 
 def _device(model: Decoder) -> str:
@@ -208,10 +214,10 @@ def _device(model: Decoder) -> str:
 
 
 def _versions() -> tuple[str, ...]:
-    found = [f"python {platform.python_version()}"]
+    versions = [f"python {platform.python_version()}"]
     for package in ("sparrow-rl", "torch", "triton", "transformers", "numpy"):
         try:
-            found.append(f"{package} {version(package)}")
+            versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
-    return tuple(found)
+    return tuple(versions)

@@ -1,18 +1,18 @@
-"""Checkpoints that are whole or not there, and the newest of them; the state of a run, no pickle.
+"""Checkpoints: written atomically, verified by digests, without pickle.
 
     step_000010/
         state.safetensors    every tensor, by its place in the state
         state.json           the structure around them
         meta.json            format, step, digests of configuration and files
 
-A checkpoint is written under a name with a dot, brought to the disk, and only then gets its name.
-One that goes loses its name first. So whatever has a name is whole, however the process ended;
-that its bytes are all there is checked nevertheless, for disks and copies that lose some.
+A checkpoint is written under a temporary name with a dot, synced to the disk, and then renamed; one
+that is removed is renamed first. So a checkpoint with its proper name is complete, however the
+process ended; its bytes are verified nevertheless, for disks and copies that lose some.
 
-In state.json lists, numbers, text, true, false and null stand for themselves; an object has one
-key, which says what it is: {"tensor": name}, {"tuple": [...]} or {"dict": [[key, value], ...]}.
-The safetensors file is written here: the library's writer holds a copy of all tensors in host
-memory, and reports a full disk without its errno.
+In state.json lists, numbers, text, true, false and null are values; an object has one key, its
+kind: {"tensor": name}, {"tuple": [...]} or {"dict": [[key, value], ...]}.
+The safetensors file is written here, since the library's writer copies all tensors to host memory
+and reports a full disk without its errno.
 """
 
 import json
@@ -69,11 +69,11 @@ Tensors = dict[str, Tensor]
 
 
 class Damaged(ValueError):
-    """A checkpoint that is not what was written."""
+    """A checkpoint whose files are not those that were written."""
 
 
 class FileAbout(Record):
-    """One of a checkpoint's files."""
+    """Size and digest of a file of a checkpoint."""
 
     bytes: int
     sha256: str
@@ -84,19 +84,19 @@ class FileAbout(Record):
 
 
 class Meta(File):
-    """What a checkpoint says of itself."""
+    """The content of meta.json."""
 
     format: int
     step: int
-    identity: str  # digest of which configuration it is of
+    identity: str  # digest of the configuration
     files: dict[str, FileAbout]
 
 
 class Checkpoints:
     """The last `keep` checkpoints of a run, in a folder that one process writes.
 
-    `report` hears of checkpoints that are passed over. `step` is the number of steps that a
-    state has behind it, and with it the next one.
+    report: called with a message for every damaged checkpoint that is skipped. A step is the number
+    of steps taken before the checkpoint.
     """
 
     def __init__(self, folder: Path, keep: int, *, report: Report = warnings.warn) -> None:
@@ -105,29 +105,29 @@ class Checkpoints:
         self._report = report
 
     def steps(self) -> list[int]:
-        """The steps of whole checkpoints, in order."""
+        """The steps of complete checkpoints, in order."""
         return [step for step in self._named() if self._fault(step) is None]
 
     def latest(self) -> int | None:
-        """The newest whole checkpoint; newer ones that are damaged are reported."""
+        """The newest complete checkpoint; newer ones that are damaged are reported."""
         for step in reversed(self._named()):
             fault = self._fault(step)
             if fault is None:
                 return step
-            self._report(f"{fault}; it is passed over")
+            self._report(f"{fault}; it is skipped")
         return None
 
     def save(self, step: int, state: State, identity: str) -> Path:
         """Write a checkpoint, then remove those before the last `keep`.
 
-        `identity` says which configuration it is of. Where step is there already, it stays: the
+        identity: digest of the configuration. An existing checkpoint of the step is kept, as the
         state of a run is a function of the step.
         """
         newest = max(self.steps(), default=-1)
         if newest > step:
             raise ValueError(
-                f"{self.folder} has a checkpoint of step {newest}, after step {step}, which is to "
-                "be saved; go on from that one, or remove it"
+                f"cannot save step {step}: {self.folder} has a checkpoint of step {newest}; "
+                "resume from that one, or remove it"
             )
         if newest == step:
             self._refuse_other(step, identity)
@@ -156,7 +156,10 @@ class Checkpoints:
         return self._place(step)
 
     def load(self, step: int, identity: str | None = None) -> State:
-        """The state of a step, on the CPU. Raises where it is damaged, or of another identity."""
+        """Load the state of a step onto the CPU; ValueError if it is damaged or of another run.
+
+        identity: as in `save`; None: of any configuration.
+        """
         place = self._place(step)
         if not place.is_dir():
             known = ", ".join(map(str, self.steps())) or "none"
@@ -166,11 +169,11 @@ class Checkpoints:
         try:
             for name, about in _meta(place, step).files.items():
                 if name in FILES and file_digest(place / name) != about.sha256:
-                    raise ValueError(f"the bytes of {name} are not those that were written")
+                    raise ValueError(f"the digest of {name} does not match")
             return read_state(place)
         except ValueError as error:
             raise Damaged(
-                f"{place} is damaged ({error}); remove it to go on from the checkpoint before it"
+                f"{place} is damaged ({error}); remove it to resume from the checkpoint before it"
             ) from error
 
     def _named(self) -> list[int]:
@@ -192,12 +195,12 @@ class Checkpoints:
         place = self._place(step)
         if _meta(place, step).identity != _digest(identity):
             raise ValueError(
-                f"{place} is of another configuration; go back to that one, give this run a "
-                f"directory of its own (run.out), or remove {self.folder} to begin anew"
+                f"{place} belongs to another configuration; restore that one, give this run "
+                f"another directory (run.out), or remove {self.folder} to start again"
             )
 
     def _remove_old(self) -> None:
-        """All but the last `keep`; damaged ones go too, a whole one being there."""
+        """Remove all but the last `keep`, damaged ones too."""
         kept = self.steps()[-self._keep :]
         for step in self._named():
             if step not in kept:
@@ -206,33 +209,33 @@ class Checkpoints:
     def _remove(self, step: int) -> None:
         nameless = unfinished_path(self.folder / f"removed_{step}")
         os.rename(self._place(step), nameless)
-        shutil.rmtree(nameless, ignore_errors=True)  # what stays goes with the next one
+        shutil.rmtree(nameless, ignore_errors=True)  # leftovers go with the next one
 
     def _no_space(self, error: OSError, size: int) -> OSError:
-        """Before the process ends: what to do, and from where it will go on."""
+        """Explain a full disk: what to do, and from where the run will resume."""
         if error.errno not in FULL:
             return error
         last = max(self.steps(), default=None)
-        before = "there is none before it" if last is None else f"the last one is step {last}"
+        before = "there is no earlier one" if last is None else f"the last one is step {last}"
         what = f"a checkpoint of {size / 2**20:.1f} MiB in {self.folder}; {before}"
-        return explained(error, f"{what}; free space and start again: it goes on from there")
+        return explained(error, f"{what}; free space and start again: the run resumes from there")
 
 
 def _meta(place: Path, step: int) -> Meta:
-    """What a checkpoint says of itself, if its files are as long as it says."""
+    """Read meta.json and check the sizes of the files."""
     try:
         data = read_document(place / META)
     except ValueError as error:
         raise Damaged(f"{place} is damaged ({error})") from error
     if data.get("format", FORMAT) != FORMAT:
         raise ValueError(
-            f"{place} has format {data['format']!r}, allowed: {FORMAT}; "
-            "go on with the version of sparrow that wrote it"
+            f"{place} has format {data['format']!r}, expected {FORMAT}; resume with the version of "
+            "sparrow that wrote it"
         )
     try:
         meta = from_dict(Meta, data)
         if meta.step != step:
-            raise ValueError(f"{META} is not that of step {step}")
+            raise ValueError(f"{META} belongs to step {meta.step}, not {step}")
         for name in FILES:
             size, written = (place / name).stat().st_size, meta.files[name].bytes
             if size != written:
@@ -250,7 +253,7 @@ def _digest(identity: str) -> str:
 
 
 def _write(folder: Path, structure: Any, tensors: Tensors) -> None:
-    """Write both files into a folder; a tensor is copied to the host only while it is written."""
+    """Write both files into a folder, one tensor at a time through host memory."""
     folder.mkdir()
     with (folder / TENSORS).open("wb") as file:
         _write_tensors(file, tensors)
@@ -261,7 +264,7 @@ def _write(folder: Path, structure: Any, tensors: Tensors) -> None:
 
 
 def read_state(folder: Path) -> State:
-    """The state in a folder, on the CPU; ValueError with the file that is damaged."""
+    """Read the state in a folder onto the CPU; ValueError names a damaged file."""
     tensors = _read_tensors(folder / TENSORS)
     try:
         state = _value(parse_json((folder / STRUCTURE).read_text(encoding="utf-8")), tensors)
@@ -270,21 +273,21 @@ def read_state(folder: Path) -> State:
             f"{folder / STRUCTURE} is damaged ({type(error).__name__}: {error})"
         ) from error
     if not isinstance(state, dict):
-        raise ValueError(f"{folder / STRUCTURE} holds {type(state).__name__}, allowed: a dict")
+        raise ValueError(f"{folder / STRUCTURE}: expected a dict, got {type(state).__name__}")
     return state
 
 
 def _parts(state: State) -> tuple[Any, Tensors]:
-    """Structure and tensors of a state; ValueError where some of it could not be read back."""
+    """Split a state into structure and tensors; ValueError if it could not be read back."""
     tensors: Tensors = {}
     return _plain(state, "state", tensors), tensors
 
 
 def _plain(value: Any, where: str, tensors: Tensors) -> Any:
-    """A value for JSON; its tensors are put aside under their places."""
+    """A value for JSON; its tensors are collected under their places."""
     kind = type(value)
     if kind in (torch.Tensor, torch.nn.Parameter) and _is_writable(value):
-        assert where not in tensors, f"{where} is there twice"
+        assert where not in tensors, f"duplicate {where}"
         tensors[where] = value.detach()
         return {"tensor": where}
     if kind in (dict, OrderedDict):
@@ -295,11 +298,11 @@ def _plain(value: Any, where: str, tensors: Tensors) -> Any:
         items = [_plain(item, f"{where}[{index}]", tensors) for index, item in enumerate(value)]
         return items if kind is list else {"tuple": items}
     if kind not in PLAIN:
-        allowed = "dense tensors, numbers, text, None, and dicts, lists and tuples of them"
-        given = f"a {kind.__module__}.{kind.__name__}"
+        expected = "dense tensors, numbers, text, None, and dicts, lists and tuples of them"
+        got = f"a {kind.__module__}.{kind.__name__}"
         if isinstance(value, Tensor):
-            given += f" of {value.dtype}, {value.layout}"
-        raise ValueError(f"{where}: got {given}, allowed: {allowed}")
+            got += f" of {value.dtype}, {value.layout}"
+        raise ValueError(f"{where}: expected {expected}, got {got}")
     return value
 
 
@@ -324,11 +327,11 @@ def _value(plain: Any, tensors: Tensors) -> Any:
         return tuple(_value(inner, tensors))
     if kind == "dict":
         return {_value(key, tensors): _value(item, tensors) for key, item in inner}
-    raise ValueError(f"got an object of kind {kind!r}, allowed: tensor, tuple, dict")
+    raise ValueError(f"expected an object of kind tensor, tuple or dict, got {kind!r}")
 
 
 def _write_tensors(file: IO[bytes], tensors: Tensors) -> None:
-    """The format of safetensors: the header's length, the header, bytes; wide elements first."""
+    """Write the safetensors format: the header's length, the header, bytes; wide elements first."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header, end = {}, 0
     for name, tensor in ordered:
@@ -346,7 +349,7 @@ def _write_tensors(file: IO[bytes], tensors: Tensors) -> None:
 
 
 def _read_tensors(path: Path) -> Tensors:
-    """Copies: what safetensors gives is a view of the file, which may be removed or change."""
+    """Read copies: safetensors returns views of the file, which may change or be removed."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118

@@ -29,7 +29,7 @@ from sparrow.schema.base import Float32Matrix, Int32Array
 from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
-from sparrow.tasks.base import Example, Judge, Message, Verdict, drawn
+from sparrow.tasks.base import Example, Judge, Message, Verdict, keyed_random
 from sparrow.training.objectives.advantages import overlong_penalty
 from sparrow.training.objectives.algorithms import Algorithm
 
@@ -69,7 +69,7 @@ class Actor:
     def encode_turn(
         self, messages: Sequence[Message], after: Sequence[int] | None = None
     ) -> list[int]:
-        """Encode chat messages, such as a tool's, between an answer and the next one.
+        """Encode chat messages, such as a tool's, between an answer and the next.
 
         after: the tokens before; None: an answer that ended by itself, not by the token limit.
         """
@@ -99,7 +99,7 @@ class Actor:
     ) -> list[Completion]:
         """Sample n completions of a prompt, the last `watched` of them with hidden states.
 
-        turn, sample: tell the calls of one episode apart; calls with equal ones sample alike.
+        turn, sample: distinguish the calls of an episode; calls with equal values sample alike.
         watched: by default what the loop asks for in the first call, and none later, where an
         episode passes 1 for trajectories that are to be measured to their end.
         """
@@ -127,7 +127,7 @@ class Actor:
         return [completion for part in parts for completion in part]
 
     def _params(self, count: int, limit: int, call: tuple[int, int, bool]) -> SamplingParams:
-        seed = drawn("answers", *self.key, *call).getrandbits(62)
+        seed = keyed_random("answers", *self.key, *call).getrandbits(62)
         changes: dict[str, Any] = {"temperature": 0.0} if self.greedy else {}
         return self.params.replace(n=count, max_tokens=limit, seed=seed, **changes)
 
@@ -155,7 +155,7 @@ class Conversation:
     @property
     def text(self) -> str:
         """The sampled text of all replies."""
-        return "".join(self.actor.decode(reply.token_ids.tolist()) for reply in self.replies)
+        return self.actor.decode([i for reply in self.replies for i in reply.token_ids.tolist()])
 
     def add(self, content: str, role: str = "tool") -> Self:
         """Add a chat message, by the model's chat template."""
@@ -183,7 +183,7 @@ class Conversation:
 
     def trajectory(self, verdict: Verdict) -> Trajectory:
         """Return all turns with their reward; only sampled tokens are learnt from."""
-        return trajectory_of(self.example.id, self.replies, verdict, self.text)
+        return build_trajectory(self.example.id, self.replies, verdict, self.text)
 
 
 Episode = Callable[[Actor, Example], Awaitable[list[Trajectory]]]
@@ -196,12 +196,12 @@ async def single_turn(actor: Actor, example: Example) -> list[Trajectory]:
     texts = [actor.decode(completion.token_ids.tolist()) for completion in completions]
     verdicts = await asyncio.gather(*(actor.judge(example, text) for text in texts))
     return [
-        trajectory_of(example.id, [completion], verdict, text)
+        build_trajectory(example.id, [completion], verdict, text)
         for completion, verdict, text in zip(completions, verdicts, texts, strict=True)
     ]
 
 
-def trajectory_of(
+def build_trajectory(
     prompt_id: str, answers: Sequence[Completion], verdict: Verdict, text: str
 ) -> Trajectory:
     """Build a trajectory of a prompt and its answers, turn by turn.

@@ -1,10 +1,10 @@
-"""`sparrow eval`: rows answered through the engine, judged, and summed up with intervals.
+"""`sparrow eval`: sample answers to rows, judge them, and estimate accuracy with intervals.
 
-    parts = [Part.of(rows, judge, count=64)]
-    found = evaluate(backend, parts, language, params, model="tiny")
-    found.evaluation.cells[0].mean  # mean@k, and .passes for pass@k
+    parts = Part.of(rows, judge, count=64)
+    evaluated = evaluate(backend, parts, language, params, model="tiny")
+    evaluated.evaluation.cells[0].mean  # mean@k, and .passes for pass@k
 
-All parts are answered in one batch, so that short ones fill the places of long ones.
+All parts are answered in one batch, so that short answers fill up the batch of long ones.
 """
 
 import asyncio
@@ -48,15 +48,15 @@ from sparrow.tasks.base import Example, Examples, Judge, Verdict, wrong
 from sparrow.tasks.choosing import judge_of, rows_of
 from sparrow.tasks.rows import FileRows
 
-LENGTHS = (200, 500, 1000)  # of puzzles, where none is given
+LENGTHS = (200, 500, 1000)  # of puzzles, by default
 GYM_TOKENS = 512  # of an answer to reasoning-gym
-ROOM = 2.5  # an answer to a puzzle may be this many times as long as the dial says
+ROOM = 2.5  # longest answer to a puzzle, as a multiple of its length
 OnAnswer = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answered:
-    """One answer, with its text, to one row, and the verdict on it."""
+    """An answer to a row, and the verdict on it."""
 
     example: Example
     completion: Completion
@@ -88,18 +88,18 @@ class Answered:
 
 
 class Evaluated(NamedTuple):
-    """The figures, and the answers behind them, cell by cell."""
+    """The evaluation, and the answers of each of its cells."""
 
     evaluation: Evaluation
     answers: list[list[Answered]]
 
 
-# Rows, and who judges them.
+# Rows and judges.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Rows that are summed up together, and who judges them."""
+    """Rows that are evaluated together, and their judge."""
 
     source: str
     length: int | None
@@ -125,13 +125,14 @@ class Part:
         if isinstance(rows, FileRows):
             left = len(rows) - first
             if left < 1:
-                raise ValueError(f"{rows.name} has {len(rows)} usable rows: none from {first} on")
+                raise ValueError(f"{rows.name} has {len(rows)} usable rows, none from {first} on")
             count = left if count is None else min(count, left)
         assert count is not None, "a task has no last row"
         by_source: dict[str, list[Example]] = {}
         for example in map(rows.at, range(first, first + count)):
             limited = replace(example, max_tokens=example.max_tokens or max_tokens)
-            by_source.setdefault(name or example.source or rows.name, []).append(limited)
+            source = name or example.source or Path(rows.name).name
+            by_source.setdefault(source, []).append(limited)
         return [
             cls(source=source, length=length, examples=tuple(examples), judge=judge)
             for source, examples in by_source.items()
@@ -142,9 +143,9 @@ class Part:
 
 
 def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple[str, ...]]:
-    """The rows that are asked for, and what of a file is left out, and why.
+    """Open the rows to evaluate; also return the problems of unusable rows of a file.
 
-    A part for each task and length, or for each data_source of a file. Judges end with `judges`.
+    A part for each task and length, or for each data_source of a file. `judges` closes the judges.
     """
     if config.rows is not None:
         chosen = RowsConfig(
@@ -159,9 +160,10 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
     for task in dict.fromkeys(config.task or PUZZLES):
         usual, room = (LENGTHS, ROOM) if task in PUZZLES else ((GYM_TOKENS,), 1.0)
         lengths = list(dict.fromkeys(config.length or usual))
-        made = [RowsConfig(task=task, length=length, first=0) for length in lengths]
-        judge = judges.enter_context(closing(judge_of(made[0], rows_of(made[0], seed=0))))
-        for length, chosen in zip(lengths, made, strict=True):
+        settings = [RowsConfig(task=task, length=length, first=0) for length in lengths]
+        first = rows_of(settings[0], seed=0)
+        judge = judges.enter_context(closing(judge_of(settings[0], first)))
+        for length, chosen in zip(lengths, settings, strict=True):
             parts += Part.of(
                 rows_of(chosen, seed=0),
                 judge,
@@ -196,19 +198,19 @@ def load_policy(
 
 
 def attending(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedule | None]:
-    """A backend, and the schedule for its requests.
+    """Open a backend, and return the schedule for its requests.
 
-    budget: the rule of a flow keeps so many tokens. window: the last so many tokens and nothing
-    else, without a first page and without a choice. Neither has a dense layer. schedule: a file or
-    a published one, refused where it was not made for this unless forced. None of them: dense.
+    budget: tokens that a flow keeps. window: only the last tokens are attended, no first page and
+    no selection. Both are for all layers. schedule: a file or preset, refused if it is for another
+    model unless forced. None of them: dense.
     """
     several = [name for name in ("budget", "window", "schedule") if getattr(config, name)]
     if len(several) > 1:
-        raise ValueError(f"give one of a budget, a window and a schedule, got {several}")
+        raise ValueError(f"expected one of budget, window and schedule, got {several}")
     if config.flow is not None and several not in (["budget"], ["schedule"]):
-        raise ValueError(f"flow {config.flow!r} goes with a budget or a schedule")
-    own_flow = None if config.budget else config.flow
-    attention = AttentionConfig(schedule=config.schedule, flow=own_flow, force=config.force)
+        raise ValueError(f"flow {config.flow!r} needs a budget or a schedule")
+    flow_name = None if config.budget else config.flow
+    attention = AttentionConfig(schedule=config.schedule, flow=flow_name, force=config.force)
     schedule, flow = placed_schedule(attention, model.spec.family)
     if config.window is not None:
         kept = {"first": 0, "last": config.window // PAGE, "dense_layers": ()}
@@ -223,8 +225,8 @@ def attending(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedu
 # Answers and figures.
 
 
-class AskedRow(NamedTuple):
-    """A row in tokens, the number of its part, and how it is answered."""
+class Question(NamedTuple):
+    """A row in tokens, the number of its part, and its sampling parameters."""
 
     part: int
     example: Example
@@ -243,17 +245,17 @@ def evaluate(
     left_out: Sequence[str] = (),
     on_answer: OnAnswer | None = None,
 ) -> Evaluated:
-    """Answer the rows of all parts, params.n times each, and sum them up, a cell for each part.
+    """Sample params.n answers to each row of all parts, judge them, and make a cell for each part.
 
-    An answer has at most params.max_tokens, and what its row and the context allow. Row i draws by
-    the seed params.seed + i. `on_answer` is called when one is judged. Rows whose prompts leave no
-    room are named; a part of none but such is an error.
+    An answer has at most params.max_tokens, less if its row or the context allow less. Row i has
+    the seed params.seed + i. `on_answer` is called after each verdict. Rows whose prompts leave no
+    room for an answer are reported; a part without other rows is an error.
     """
     questions, skipped = _questions(backend.max_context, parts, language, params)
 
     answers: list[list[Answered]] = [[] for _ in parts]
-    found = run_coroutine(_answers(backend, questions, parts, language, schedule, on_answer))
-    for question, answered in zip(questions, found, strict=True):
+    judged = run_coroutine(_answers(backend, questions, parts, language, schedule, on_answer))
+    for question, answered in zip(questions, judged, strict=True):
         answers[question.part] += answered
     evaluation = Evaluation(
         model=model,
@@ -263,8 +265,8 @@ def evaluate(
         seed=params.seed,
         left_out=tuple(left_out),
         cells=tuple(
-            cell_of(part.source, part.length, own, problems)
-            for part, own, problems in zip(parts, answers, skipped, strict=True)
+            summarise(part.source, part.length, answered, problems)
+            for part, answered, problems in zip(parts, answers, skipped, strict=True)
         ),
     )
     return Evaluated(evaluation, answers)
@@ -272,13 +274,13 @@ def evaluate(
 
 async def _answers(
     backend: RolloutBackend,
-    questions: Sequence[AskedRow],
+    questions: Sequence[Question],
     parts: Sequence[Part],
     language: Language,
     schedule: Schedule | None,
     on_answer: OnAnswer | None,
 ) -> list[list[Answered]]:
-    async def judged(question: AskedRow, completion: Completion) -> Answered:
+    async def judged(question: Question, completion: Completion) -> Answered:
         text = language.decode(completion.token_ids.tolist())
         if completion.error is not None:
             verdict = wrong(completion.error)
@@ -286,12 +288,12 @@ async def _answers(
             verdict = await parts[question.part].judge(question.example, text)
         if on_answer is not None:
             on_answer()
-        told = completion.replace(text=text)
-        return Answered(example=question.example, completion=told, verdict=verdict)
+        completion = completion.replace(text=text)
+        return Answered(example=question.example, completion=completion, verdict=verdict)
 
-    async def answer(sampler: Sampler, question: AskedRow) -> list[Answered]:
-        found = await sampler.generate(question.ids, question.params, schedule=schedule)
-        return await asyncio.gather(*(judged(question, completion) for completion in found))
+    async def answer(sampler: Sampler, question: Question) -> list[Answered]:
+        completions = await sampler.generate(question.ids, question.params, schedule=schedule)
+        return await asyncio.gather(*(judged(question, completion) for completion in completions))
 
     async with backend.serving() as sampler:
         return await asyncio.gather(*(answer(sampler, question) for question in questions))
@@ -299,50 +301,50 @@ async def _answers(
 
 def _questions(
     context: int, parts: Sequence[Part], language: Language, params: SamplingParams
-) -> tuple[list[AskedRow], list[list[str]]]:
-    """Every row that fits; the others by part."""
-    questions: list[AskedRow] = []
+) -> tuple[list[Question], list[list[str]]]:
+    """Encode the rows; those whose prompts do not fit are reported by part."""
+    questions: list[Question] = []
     skipped: list[list[str]] = [[] for _ in parts]
     rows = [(place, example) for place, part in enumerate(parts) for example in part.examples]
     for row, (place, example) in enumerate(rows):
         ids = language.encode(example.prompt)
         room = context - len(ids)
         if room < 1:
-            told = f"has {len(ids)} tokens, the context {context}"
-            skipped[place].append(f"the prompt of {example.id} {told}")
+            problem = f"has {len(ids)} tokens, the context {context}"
+            skipped[place].append(f"the prompt of {example.id} {problem}")
             continue
         seed = None if params.seed is None else params.seed + row
-        most = min(params.max_tokens, example.max_tokens or room, room)
-        own = params.replace(max_tokens=most, seed=seed)
-        questions.append(AskedRow(place, example, ids, own))
+        limit = min(params.max_tokens, example.max_tokens or room, room)
+        limited = params.replace(max_tokens=limit, seed=seed)
+        questions.append(Question(place, example, ids, limited))
     for part, problems in zip(parts, skipped, strict=True):
         if len(problems) == len(part.examples):
             raise ValueError(f"no prompt of {part} leaves room for an answer: {problems[0]}")
     return questions, skipped
 
 
-def cell_of(
+def summarise(
     source: str, length: int | None, answers: Sequence[Answered], skipped: Sequence[str] = ()
 ) -> EvaluationCell:
     """Summarise judged answers, of which those to one row follow each other."""
     by_row: dict[str, list[float]] = {}
-    for one in answers:
-        by_row.setdefault(one.example.id, []).append(one.verdict.acc)
+    for answer in answers:
+        by_row.setdefault(answer.example.id, []).append(answer.verdict.acc)
     accs = [np.array(row) for row in by_row.values()]
-    correct, drawn = [int((row >= 1).sum()) for row in accs], [len(row) for row in accs]
+    correct, sampled = [int((row >= 1).sum()) for row in accs], [len(row) for row in accs]
     outcomes = Counter(answer.outcome for answer in answers)
     completions = [answer.completion for answer in answers]
-    lengths = [len(one.token_ids) for one in completions]
-    entropies = [one.entropies for one in completions if one.entropies is not None]
-    reasons = Counter(one.verdict.reason for one in answers).most_common()
+    lengths = [len(completion.token_ids) for completion in completions]
+    entropies = [c.entropies for c in completions if c.entropies is not None]
+    reasons = Counter(answer.verdict.reason for answer in answers).most_common()
     return EvaluationCell(
         source=source,
         length=length,
         rows=len(accs),
-        samples=min(drawn),
+        samples=min(sampled),
         mean=mean_at_k(accs),
         passes=tuple(
-            PassAt(k=k, estimate=pass_at_k(correct, drawn, k)) for k in attempts(min(drawn))
+            PassAt(k=k, estimate=pass_at_k(correct, sampled, k)) for k in attempts(min(sampled))
         ),
         tokens=float(np.mean(lengths)),
         median=float(np.median(lengths)),

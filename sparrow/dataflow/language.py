@@ -23,8 +23,9 @@ class Language:
     def encode(self, prompt: Prompt) -> list[int]:
         """Encode the prompt of a row: a text is a user message if there is a chat template."""
         if isinstance(prompt, str):
-            text = {"chat": True, "model": self.model, "settings": self.chat}
-            return encode_prompt(self.tokenizer, prompt, **text)
+            return encode_prompt(
+                self.tokenizer, prompt, chat=True, model=self.model, settings=self.chat
+            )
         return encode_messages(self.tokenizer, prompt, model=self.model, settings=self.chat)
 
     def encode_text(self, text: str) -> list[int]:
@@ -34,7 +35,7 @@ class Language:
     def encode_turn(
         self, messages: Sequence[Message], after: Sequence[int] | None = None
     ) -> list[int]:
-        """Encode what the chat template puts between an answer and the next one.
+        """Encode what the chat template puts between an answer and the next.
 
         after: the tokens before; None: an answer that ended by itself. What closes an answer is
         not repeated where it was sampled.
@@ -49,7 +50,7 @@ class Language:
 
 
 class _PuzzleTokenizer:
-    """The words of the puzzles, for models that have no tokenizer of their own."""
+    """A tokenizer of the puzzle language, for models without one."""
 
     chat_template, eos_token_id = None, IDS[EOS]
 

@@ -1,15 +1,15 @@
-"""What `sparrow train --dry-run` says: the plan of a run, made without weights and without data.
+"""`sparrow train --dry-run`: predict memory, batch, schedule and step time of a training run.
 
-Memory, batch, schedule and the time of a step, by counts and the step times of known machines. How
-long answers will be is not known before they are there: everything is said for the worst case, all
-as long as allowed, and for answers of half that on average, evenly spread. The time of a step:
+Neither weights nor data are loaded; times are those of known machines. Answer lengths are unknown
+in advance, so there are two cases: all as long as allowed (the worst), and evenly spread with half
+of that on average. The time of a step:
 
     rollout   decode steps of a trace of sequences, by the machine's fitted times
     log-probs 2 N T + causal attention, one dense pass
     update    6 N T + causal attention three times, and the forward pass again with recompute
 
-over peak x the rate at which products run. Prompts, weight transfer, verdicts and what lies between
-are left out: they are small where answers are long.
+divided by peak x utilisation. Prefill, weight sync and verdicts are left out: they are small if
+answers are long.
 """
 
 import math
@@ -23,7 +23,7 @@ from sparrow import ops
 from sparrow.calibration.planning.cost import ByteModel, IntArray, rollout_seconds, trace
 from sparrow.calibration.planning.hardware import Hardware, StepModel, known, stretched
 from sparrow.dataflow.episodes import episode_of
-from sparrow.dataflow.local.run import GIB, prompt_room, run_words, schedule_notes
+from sparrow.dataflow.local.run import GIB, describe_run, max_prompt_tokens, schedule_notes
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.memory import CPU_SHARE, GPU_SHARE, LOGITS_BYTES, host_memory
 from sparrow.engine.pool import PAGE
@@ -42,33 +42,32 @@ from sparrow.tasks.base import WORDS
 from sparrow.tasks.choosing import rows_of, source_of
 from sparrow.training.batching import micro_batches
 from sparrow.training.costs import BACKWARD, TrainerMemory, forward_flops, trainer_memory
-from sparrow.training.objectives.algorithms import algorithm_of
+from sparrow.training.objectives.algorithms import make_algorithm
 
-ABSENT = "h200"  # the machine that a run for a GPU is planned for where there is none
-ASSUMED_PROMPT = 200  # tokens, where prompts are not at hand
-LOOKED_AT = 32  # rows whose prompts are counted
+ABSENT = "h200"  # the machine assumed for a GPU run where there is no GPU
+ASSUMED_PROMPT = 200  # tokens, if prompts are not available
+COUNTED_ROWS = 32  # whose prompts are counted
 RUNNING = {"cpu": 64, "cuda": 256}  # sequences that the engine runs at once by default
-# Sequences of a step that are simulated: all of them where there are not more, or not more tokens.
+# Sequences of a step that are simulated: all, unless there are more of them or of their tokens.
 LEAST_SAMPLE, MOST_SAMPLE, SAMPLE_TOKENS = 64, 4096, 2**25
 LENGTHS = 6  # at which budgets are shown
 UTILISATION = 0.30
-"""`training_flops` of an update over what the machine could do in its time, with recompute.
-Measured with Qwen3-1.7B on an H200: 0.336 with four sequences of 4096 tokens, 0.279 with one of
-32768 (bench/2026-11-15-train-h200.json)."""
+"""Model utilisation (MFU) of an update with recompute. Measured with Qwen3-1.7B on an H200: 0.336
+with four sequences of 4096 tokens, 0.279 with one of 32768 (bench/2026-11-15-train-h200.json)."""
 
 
 class TargetMachine(Record):
-    """What is planned for."""
+    """The machine of the prediction."""
 
     name: str
     kind: Literal["cpu", "cuda"]
-    memory: int  # bytes that can be had
+    memory: int  # bytes available
     here: bool = True
-    hardware: str | None = None  # whose step times are known: a name for `Hardware.load`
+    hardware: str | None = None  # name for `Hardware.load`, if its step times are known
 
 
 class EngineMemory(Record):
-    """Bytes of the engine, and how much context its pages hold."""
+    """Memory of the engine, and how many tokens its pages hold."""
 
     weights: int
     scratch: int  # logits, prompts, graphs
@@ -87,7 +86,7 @@ class EngineMemory(Record):
 
 
 class Kept(Record):
-    """At a total length: the common budget (None: all), and what layers keep on average."""
+    """Tokens kept at a total length: the common budget (None: all), and the mean over layers."""
 
     length: int
     budget: int | None
@@ -95,31 +94,31 @@ class Kept(Record):
 
 
 class LengthCase(Record):
-    """A step whose answers have assumed lengths."""
+    """Batch and time of a step with assumed answer lengths."""
 
     name: str
     tokens: int
     micro_batches: int  # of an optimiser step
-    seconds: dict[str, float]  # of the step and its parts; none where they cannot be told
+    seconds: dict[str, float]  # of the step and its parts; empty if unknown
 
 
 class Preview(Record):
-    """The plan of a run."""
+    """The prediction for a run."""
 
-    words: dict[str, str]  # what the configuration asks for, by part
+    words: dict[str, str]  # the configuration in a line per part
     parameters: int
     machine: TargetMachine
     trainer: TrainerMemory
     engine: EngineMemory
-    sleeps: bool  # whether the engine gives its memory back while the trainer works
+    sleeps: bool  # whether the engine frees its memory while the trainer works
     sequences: int  # of a step
     prompt: int  # tokens of one, counted or assumed
     longest: int  # tokens of a sequence, at most
     updates: int  # optimiser steps of a step
     steps: int
-    kept: tuple[Kept, ...]  # none where rollout is dense
-    cases: tuple[LengthCase, ...]  # the worst, and answers of half that on average
-    untimed: str | None  # why no time is told
+    kept: tuple[Kept, ...]  # empty if the rollout is dense
+    cases: tuple[LengthCase, ...]  # the worst, and answers half as long on average
+    untimed: str | None  # why there is no time
     notes: tuple[str, ...]
 
     @property
@@ -138,12 +137,12 @@ class Preview(Record):
 
 
 def preview(config: TrainConfig) -> Preview:
-    """The plan of a run; ValueError for what could never run, as far as it is cheap to tell."""
+    """Predict a run; ValueError if cheap checks show that it cannot run."""
     return _Planner(config).plan()
 
 
 class _Planner:
-    """A configuration, and what is known of its model and machine without loading either."""
+    """A configuration with the shape of its model and its machine; nothing is loaded."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.rollout, data = config, config.rollout, config.data
@@ -152,31 +151,34 @@ class _Planner:
             source_of(data.task)
         elif data.rows is not None and Path(data.rows).is_file():
             rows_of(data, seed=config.run.seed)
-        self.algorithm = algorithm_of(config.algorithm, max_tokens=self.rollout.max_tokens)
-        self.spec, self.source = model_of(config.model.name)
-        self.machine = machine_of(config.model.device)
+        self.algorithm = make_algorithm(config.algorithm, max_tokens=self.rollout.max_tokens)
+        self.spec, self.source = find_spec(config.model.name)
+        self.reference = self.spec if config.algorithm.kl else None
+        if config.algorithm.reference is not None:
+            self.reference, _ = find_spec(config.algorithm.reference)
+        self.machine = find_machine(config.model.device)
         self.on_gpu = self.machine.kind == "cuda"
         self.dtype = pick_dtype(config.model.dtype, torch.device(self.machine.kind), {})
         self.schedule, flow = placed_schedule(self.rollout.attention, self.spec.family)
-        self.field_bytes = 0  # what the schedule's flow stores with a page and KV head
+        self.field_bytes = 0  # that the schedule's flow stores per page and KV head
         if self.schedule is not None:
             rule = Rule.of(self.schedule, flow)
             fields = rule.fields(page=PAGE, head_size=self.spec.head_size, dtype=self.dtype)
             self.field_bytes = ops.page_bytes(fields, layers=1, kv_heads=1)
-        room = prompt_room(self.rollout, self.spec)
-        self.context = room + self.rollout.max_tokens  # that there is room for
+        room = max_prompt_tokens(self.rollout, self.spec)
+        self.context = room + self.rollout.max_tokens  # the most that fits
         counted = self._longest_prompt()
         self.counted, self.prompt = counted is not None, min(counted or ASSUMED_PROMPT, room)
         self.sequences = self.rollout.prompts * self.rollout.samples
         most = max(LEAST_SAMPLE, min(MOST_SAMPLE, SAMPLE_TOKENS // self.rollout.max_tokens))
-        self.sample = min(self.sequences, most)  # that stand for all
+        self.sample = min(self.sequences, most)  # simulated in place of all
 
     def _longest_prompt(self) -> int | None:
-        """Tokens of the longest prompt of a puzzle in its own words; None: not at hand."""
+        """Tokens of the longest prompt of a puzzle in its own vocabulary; None: not available."""
         data = self.config.data
         if data.task not in PUZZLES or self.spec.vocabulary != len(WORDS):
             return None
-        seeds = range(data.first, data.first + min(LOOKED_AT, data.prompts or LOOKED_AT))
+        seeds = range(data.first, data.first + min(COUNTED_ROWS, data.prompts or COUNTED_ROWS))
         rows = (PUZZLES[data.task].row(seed, data.length) for seed in seeds)
         return max(len(row.prompt.split()) for row in rows)
 
@@ -187,7 +189,7 @@ class _Planner:
         engine = self._engine(trainer)
         untimed = self._untimed(engine)
         hardware = None if untimed else Hardware.load(str(self.machine.hardware))
-        words = run_words(config, schedule, config.data.rows or str(config.data.task))
+        words = describe_run(config, schedule, config.data.rows or str(config.data.task))
         dtype = str(self.dtype).removeprefix("torch.")
         words["model"] += f", {dtype} products ({self.source})"
         return Preview(
@@ -202,7 +204,7 @@ class _Planner:
             longest=longest,
             updates=config.batch.updates,
             steps=config.run.steps,
-            kept=() if schedule is None else self._kept(schedule, longest),
+            kept=() if schedule is None else self._kept(schedule),
             cases=tuple(self._case(*case, engine, hardware) for case in self._lengths()),
             untimed=untimed,
             notes=(
@@ -212,9 +214,10 @@ class _Planner:
             ),
         )
 
-    def _kept(self, schedule: Schedule, longest: int) -> tuple[Kept, ...]:
-        """At lengths of equal distance, up to the longest."""
-        lengths = np.linspace(0, longest, LENGTHS + 1)[1:].round().astype(np.int64)
+    def _kept(self, schedule: Schedule) -> tuple[Kept, ...]:
+        """Budgets at lengths that occur in decoding: from the prompt to the longest answer."""
+        ends = self.prompt, self.prompt + self.rollout.max_tokens
+        lengths = np.linspace(*ends, LENGTHS + 1)[1:].round().astype(np.int64)
         heads = self.spec.kv_heads
         layers = [schedule.kept_of_heads(lengths, n, heads) for n in range(self.spec.layers)]
         means = np.mean(layers, axis=0).tolist()
@@ -227,9 +230,9 @@ class _Planner:
     # Memory.
 
     def _trainer(self, longest: int) -> TrainerMemory:
-        """For the largest micro-batch: full of tokens, or one sequence that is longer."""
+        """Trainer memory for the largest micro-batch: full, or a single longer sequence."""
         batch, worst = self.config.batch, self.sequences * (self.prompt + self.rollout.max_tokens)
-        return trainer_memory(
+        memory = trainer_memory(
             self.spec,
             tokens=max(longest, min(batch.tokens, worst // batch.updates)),
             longest=longest,
@@ -237,9 +240,11 @@ class _Planner:
             recompute=batch.recompute,
             gpu=self.on_gpu,
         )
+        reference = 0 if self.reference is None else self.reference.parameters()
+        return memory.replace(reference=self.dtype.itemsize * reference)
 
     def _engine(self, trainer: TrainerMemory) -> EngineMemory:
-        """What the engine takes: as much as it is given, else what its own plan would find left."""
+        """Engine memory: `rollout.kv_gib`, or what is left, as the engine itself would plan."""
         spec, rollout, memory = self.spec, self.rollout, self.machine.memory
         fields = ops.kv_fields(PAGE, spec.head_size, self.dtype)
         page = ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
@@ -250,13 +255,13 @@ class _Planner:
         held = trainer.resident if rollout.sleep else trainer.total
         left = int((memory - held - weights) * GPU_SHARE) - scratch
         usual = left if self.on_gpu else int(memory * CPU_SHARE)
-        given = usual if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
+        kv_bytes = usual if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
         usable = running * -(-self.context // PAGE)
         return EngineMemory(
             weights=weights,
             scratch=scratch,
             page_bytes=page,
-            pages=max(0, min(usable, given // page)),
+            pages=max(0, min(usable, kv_bytes // page)),
             context=self.context,
             running=running,
         )
@@ -286,7 +291,7 @@ class _Planner:
 
     def _untimed(self, engine: EngineMemory) -> str | None:
         if self.machine.hardware is None:
-            return f"step times are known of {', '.join(known())} alone, not of {self.machine.name}"
+            return f"step times are known for {', '.join(known())}, not for {self.machine.name}"
         if engine.tokens < engine.context:
             fit = f"{engine.tokens} tokens of keys and values fit"
             return f"{fit}, one sequence has {engine.context}"
@@ -295,8 +300,11 @@ class _Planner:
     def _seconds(
         self, lengths: IntArray, engine: EngineMemory, hardware: Hardware
     ) -> dict[str, float]:
-        """Utilisation counts three of the four passes that an update with recompute makes, so
-        products run at 4 / 3 of it. Dense and sparse run the same trace."""
+        """Seconds of the parts of a step.
+
+        Utilisation counts three of the four passes of an update with recompute, so products run at
+        4 / 3 of it. Dense and sparse run the same trace.
+        """
         scale = self.sequences / self.sample
         rate = hardware.flops_per_s * UTILISATION * (2 + BACKWARD) / (1 + BACKWARD)
         forward = scale * (forward_flops(self.spec, lengths.tolist()) / rate)
@@ -315,34 +323,38 @@ class _Planner:
             )
             return scale * rollout_seconds(over, StepModel(hardware, reads))
 
+        reference = self.reference
+        scored = 0.0 if reference is None else forward_flops(reference, lengths.tolist()) / rate
         parts = {
             "rollout": rollout(self.schedule),
-            "log-probs": forward,
+            "log-probs": forward + scale * scored,
             "update": passes * forward,
         }
         return {"step": sum(parts.values()), **parts, "dense rollout": rollout(None)}
 
-    # What a reader should know before believing it.
+    # Assumptions.
 
     def _notes(self) -> list[str]:
-        said, rollout, file = [], self.rollout, self.config.data.rows or ""
+        notes, rollout, file = [], self.rollout, self.config.data.rows or ""
         if not self.machine.here:
-            said.append(f"there is no GPU here: planned for {self.machine.name}")
+            notes.append(f"no GPU here: predicted for {self.machine.name}")
         if file.endswith((".parquet", ".jsonl")) and not Path(file).is_file():
-            said.append(f"{file} is not here: the run will need it")
+            notes.append(f"{file} is not here: the run will need it")
         if not self.counted:
-            said.append(f"prompts were not looked at: {self.prompt} tokens each are assumed")
+            notes.append(f"prompts are not counted: {self.prompt} tokens each are assumed")
         if self.algorithm.dynamic:
             refills = self.config.algorithm.refills
-            said.append(f"dynamic sampling may take up to {refills} times as many answers")
+            notes.append(f"dynamic sampling may take up to {refills} times as many answers")
         if self.algorithm.greedy:
-            said.append(f"{rollout.prompts} greedy answers a step are sampled as well, not counted")
+            notes.append(f"{rollout.prompts} greedy answers a step are sampled too, not counted")
         if not rollout.sleep and rollout.kv_gib is None and self.on_gpu:
-            said.append("sleep is off and kv_gib is not given: the engine would take what is free")
+            notes.append(
+                "sleep is off and kv_gib is not set: the engine would take all free memory"
+            )
         if self.sample < self.sequences:
             sampled = f"those of {self.sample} of the {self.sequences} answers, scaled"
-            said.append(f"micro-batches and times are {sampled}")
-        return said
+            notes.append(f"micro-batches and times are {sampled}")
+        return notes
 
     def _time_notes(self, engine: EngineMemory, hardware: Hardware) -> list[str]:
         rows = min(self.sequences, engine.running, engine.tokens // engine.context)
@@ -350,14 +362,11 @@ class _Planner:
         return [*stretched(hardware, self.spec, rows), f"{assumed}; small models reach less"]
 
 
-# The model and the machine, without weights and without the machine.
+# The shape of the model and the machine.
 
 
-def model_of(name: str) -> tuple[ModelSpec, str]:
-    """A model's shape and where it is from: its config.json, or its published name.
-
-    Nothing is downloaded.
-    """
+def find_spec(name: str) -> tuple[ModelSpec, str]:
+    """A model's shape and its source: config.json, or a published shape. Nothing is downloaded."""
     at_hand = name in fetchable() and fetched(name) is not None
     here = expanded(name).is_dir() or name in shipped() or at_hand
     file = locate(name) / CONFIG if here else _downloaded(name)
@@ -367,34 +376,36 @@ def model_of(name: str) -> tuple[ModelSpec, str]:
     repository = split_revision(name)[0]
     short = repository.rpartition("/")[2].lower()
     if short in SHAPES and (name in fetchable() or repository.count("/") == 1):
-        return SHAPES[short], f"not at hand, by the published shape {short}"
+        return SHAPES[short], f"not downloaded; by the published shape {short}"
     raise ValueError(
-        f"no model {name!r} at hand, and no published shape of that name: give a folder, one of "
+        f"no model {name!r} here, and no published shape of that name: give a folder, one of "
         f"{', '.join((*shipped(), *fetchable()))}, or owner/NAME of {', '.join(SHAPES)}"
     )
 
 
 def _downloaded(name: str) -> Path | None:
-    """The config.json of a hub's model that was downloaded before."""
+    """The config.json of a hub model that was downloaded before."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     repository, revision = split_revision(name)
     try:
-        found = try_to_load_from_cache(repository, CONFIG, revision=revision)
+        file = try_to_load_from_cache(repository, CONFIG, revision=revision)
     except HFValidationError:
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(file) if isinstance(file, str) else None
 
 
-def machine_of(device: str) -> TargetMachine:
-    """This machine; where it has no GPU and one is asked for, the one that is known best."""
+def find_machine(device: str) -> TargetMachine:
+    """This machine; for a GPU device without a GPU here, the assumed one."""
     if torch.cuda.is_available() and device != "cpu":
         index = torch.device("cuda" if device == "auto" else device).index or 0
         if index >= torch.cuda.device_count():
-            raise ValueError(f"device {device!r}: there are {torch.cuda.device_count()} GPUs here")
+            raise ValueError(
+                f"device {device!r}: this machine has {torch.cuda.device_count()} GPUs"
+            )
         name = torch.cuda.get_device_name(index)
-        hardware = next((each for each in known() if each in name.lower()), None)
+        hardware = next((model for model in known() if model in name.lower()), None)
         free, _ = torch.cuda.mem_get_info(index)
         return TargetMachine(name=name, kind="cuda", memory=free, hardware=hardware)
     if device.startswith("cuda"):

@@ -1,24 +1,26 @@
 """The run directory: the configuration, metrics, actions and rollouts of a training run.
 
-    config.resolved.toml    what the run really uses
-    schedule.json           what a sparse rollout began with, before the gate changed anything
+    config.resolved.toml    every setting
+    schedule.json           the initial schedule of a sparse rollout
     metrics.jsonl           a line a step: {"step": 12, "critic/score/mean": 0.5, ...}
-    validation.jsonl        a line a validation, by the steps that were behind it
-    actions.jsonl           what the tail gate did, and why
+    validation.jsonl        a line a validation, by the steps taken before it
+    actions.jsonl           actions of the tail gate, and why
     rollouts/step_000012.jsonl
     tensorboard/
+    wandb.json              the id of the run at Weights & Biases, with run.wandb
     SHA256SUMS              of the files above but rollouts, once the run has ended
 
-Every line ends with its digest. Steps count from 0. A run that goes on at step n has all lines of
-the steps before n and none of those from n on, whatever was there: the files are those of a run
-that was never interrupted.
+Every line ends with its digest. Steps count from 0. A run resumed at step n keeps the lines of
+steps before n and drops the others, so its files equal those of a run that was never interrupted.
 """
 
+import importlib
 import itertools
 import json
 import math
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -38,7 +40,7 @@ from sparrow.files import (
     write_sums,
     write_whole,
 )
-from sparrow.schema.base import Record, from_dict, to_dict
+from sparrow.schema.base import File, Record, from_dict, to_dict
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.loading import save_resolved
 from sparrow.schema.run_folder import ACTIONS, METRICS, SCHEDULE, SETTINGS, VALIDATION
@@ -47,30 +49,32 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 CHECKPOINTS, ROLLOUTS, TENSORBOARD = "checkpoints", "rollouts", "tensorboard"
-CHANGED = "changed"  # the kind of an action that says which settings were changed at a resume
-FLUSH_SECONDS = 10  # between looks that TensorBoard gets
+WANDB = "wandb.json"
+CHANGED = "changed"  # kind of an action: settings that were changed at a resume
+FLUSH_SECONDS = 10  # between writes for TensorBoard
 ROLLOUTS_NAME = re.compile(r"step_(\d{6,})\.jsonl")
 NO_LINES = sealed('{"lines":0}') + "\n"
-Kept = tuple[int, float | None, Trajectory]  # the number of its group, its baseline, and itself
+Kept = tuple[int, float | None, Trajectory]  # number of its group, baseline, trajectory
 
 
 class RunFiles:
-    """The files of one run, which no other process may write while this is open.
+    """The files of one run, locked against other processes.
 
-    Open it, then look for a checkpoint, then `begin`.
+    Open it, load a checkpoint if there is one, then `begin`.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool = True) -> None:
+    def __init__(self, folder: Path, *, tensorboard: bool = True, wandb: str | None = None) -> None:
         if folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder} is no folder; name another run.out")
+            raise ValueError(f"{folder} is not a folder; choose another run.out")
         folder.mkdir(parents=True, exist_ok=True)
-        refuse_links(folder / name for name in (CHECKPOINTS, ROLLOUTS, TENSORBOARD))
+        refuse_links(folder / name for name in (CHECKPOINTS, ROLLOUTS, TENSORBOARD, "wandb"))
         self.folder = folder
-        self._tensorboard = tensorboard
+        self._tensorboard, self._project = tensorboard, wandb
         self._open = ExitStack()
         self._open.callback(FolderLock(folder).close)
-        self._lines: dict[str, LineFile] = {}  # none before the run has begun
+        self._lines: dict[str, LineFile] = {}  # empty before `begin`
         self._writer: SummaryWriter | None = None
+        self._wandb: Any = None  # a run of wandb, which has no types
 
     def __enter__(self) -> Self:
         return self
@@ -79,13 +83,13 @@ class RunFiles:
         self.close()
 
     def close(self) -> None:
-        """Close the files and let others in."""
+        """Close the files and release the lock."""
         self._open.close()
 
     def begin(self, config: Record, next_step: int) -> list[int]:
-        """Go on at `next_step`, 0 for a new run; what is there of later steps is taken out.
+        """Start writing at `next_step` (0: a new run); lines of that step and later are removed.
 
-        The earlier steps whose metrics are not there come back: the run has a gap in its curve.
+        Returns the earlier steps whose metrics are missing.
         """
         kept = {name: self._before(name, next_step) for name in (METRICS, ACTIONS)}
         kept[ACTIONS] += [
@@ -93,9 +97,9 @@ class RunFiles:
             for step, line in self._before(ACTIONS, next_step + 1)
             if step == next_step and parse_line(line).get("kind") == CHANGED
         ]
-        # What is measured after n steps stands under n, before the checkpoint of n is made.
+        # A validation after n steps is written under n, before checkpoint n is saved.
         kept[VALIDATION] = self._before(VALIDATION, next_step + 1) if next_step else []
-        (self.folder / SUMS).unlink(missing_ok=True)  # it had ended, and is made longer
+        (self.folder / SUMS).unlink(missing_ok=True)  # the run had ended, and continues
         save_resolved(config, self.folder)
         for name, lines in kept.items():
             write_whole(self.folder / name, (line for _, line in lines))
@@ -108,23 +112,23 @@ class RunFiles:
             place = str(self.folder / TENSORBOARD)
             self._writer = SummaryWriter(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
             self._open.callback(self._writer.close)
-            self._chart_again(next_step, kept[VALIDATION])
+        if self._project is not None:
+            self._wandb = open_wandb(self.folder, self._project, config)
+            self._open.callback(self._wandb.finish)
+        self._chart_again(next_step, kept[VALIDATION])
         return sorted(set(range(next_step)) - {step for step, _ in kept[METRICS]})
 
     def finish(self) -> None:
-        """The run has ended: its files are listed with their digests, so that none loses lines."""
+        """Mark the run as ended: list its files with their digests."""
         names = (METRICS, VALIDATION, ACTIONS, SCHEDULE, SETTINGS)
         write_sums(self.folder, [name for name in names if (self.folder / name).exists()])
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a step's line. NaN and infinities are written as null: JSON has no word for them.
-
-        TensorBoard gets the finite ones.
-        """
+        """Add the metrics of a step; NaN and infinities are null in the file, and not charted."""
         self._numbers(METRICS, step, values)
 
     def validation(self, step: int, values: Mapping[str, float]) -> None:
-        """Add what was measured after so many steps."""
+        """Add the results of a validation after a number of steps."""
         self._numbers(VALIDATION, step, values)
 
     def _numbers(self, name: str, step: int, values: Mapping[str, float]) -> None:
@@ -136,9 +140,11 @@ class RunFiles:
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
+        if self._wandb is not None and values:
+            self._wandb.log(dict(values), step=step)
 
     def action(self, what: Mapping[str, Any]) -> None:
-        """Add a line that says what was done at a step and why. It names its "step"."""
+        """Add an action; it has a key "step"."""
         self._lines[ACTIONS].append(dict(what))
 
     def _before(self, name: str, next_step: int) -> list[tuple[int, str]]:
@@ -146,7 +152,7 @@ class RunFiles:
         return [(step, line) for step, line in lines if step < next_step]
 
     def _chart_again(self, next_step: int, validation: Sequence[tuple[int, str]]) -> None:
-        """TensorBoard drops all from `next_step` on, of which the validation there still holds."""
+        """Chart the validation at `next_step` again: TensorBoard drops all from there on."""
         for values in (parse_line(line) for step, line in validation if step == next_step):
             del values["step"]
             try:
@@ -163,10 +169,41 @@ class RunFiles:
                 rollouts_file(self.folder, step).unlink()
 
 
-class LineFile:
-    """Appends lines. Each is on the disk when `append` returns, or not in the file at all.
+class WandbRun(File):
+    """wandb.json: under which id Weights & Biases knows a run."""
 
-    So a checkpoint that is written afterwards never knows of steps that the file does not have.
+    id: str
+
+
+def import_wandb() -> Any:
+    """The package wandb, which is optional."""
+    try:
+        return importlib.import_module("wandb")
+    except ImportError as error:
+        raise ValueError(
+            "run.wandb is set, but the package wandb is not installed: pip install wandb"
+        ) from error
+
+
+def open_wandb(folder: Path, project: str, config: Record) -> Any:
+    """A run at Weights & Biases; a resumed run continues under the id in its folder."""
+    file = folder / WANDB
+    if not file.exists():
+        WandbRun(id=secrets.token_hex(8)).save(file)
+    return import_wandb().init(
+        project=project,
+        id=WandbRun.load(file).id,
+        resume="allow",
+        name=folder.resolve().name,
+        dir=str(folder),
+        config=to_dict(config),
+    )
+
+
+class LineFile:
+    """Appends lines, each synced to the disk when `append` returns, or not in the file at all.
+
+    So the file has every step of a checkpoint that is written afterwards.
     """
 
     def __init__(self, path: Path) -> None:
@@ -189,33 +226,33 @@ class LineFile:
 
 
 def lines_by_step(path: Path) -> list[tuple[int, str]]:
-    """The lines with their steps; a last one that a killed process was writing is left out."""
+    """The lines with their steps; a torn last line, of a killed process, is left out."""
     text = ""
     if path.exists():
         check_regular(path)
         text = path.read_bytes().decode(errors="replace")
     *lines, unfinished = text.split("\n")
-    found: list[tuple[int, str]] = []
+    numbered: list[tuple[int, str]] = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append((_step(line), f"{line}\n"))
+            numbered.append((_step(line), f"{line}\n"))
         except ValueError as error:
             last = number == len(lines) and not unfinished
             if not (last and _is_torn(line)):
                 where = f"{path}, line {number}"
                 raise ValueError(f"{where}: got {line[:80]!r}: {error}") from error
-    return found
+    return numbered
 
 
 def _step(line: str) -> int:
     step = parse_line(line).get("step")
     if type(step) is not int:
-        raise ValueError('allowed: a JSON object with a whole number "step"')
+        raise ValueError('expected a JSON object with an integer "step"')
     return step
 
 
 def _is_torn(line: str) -> bool:
-    """Whether a loss of power can have left it: not where only its digest is another."""
+    """Whether a loss of power can have left it: not if only its digest differs."""
     try:
         parse_json(line)
     except ValueError:
@@ -223,25 +260,25 @@ def _is_torn(line: str) -> bool:
     return False
 
 
-# The trajectories of a step, to read and to train on again: one JSON line each, all of it but the
-# actor's hidden states; log-probs come back bit for bit. What a person looks for comes first in a
-# line, the arrays last. Each line says which one it is and how many there are, so that a file that
-# lost some, or has them in another order, is refused. A step without any has one line that says so.
+# The trajectories of a step, to inspect and to replay: one JSON line each, without the actor's
+# hidden states; log-probs are restored bit for bit. Text and numbers come first in a line, arrays
+# last. Each line has its number and their count, so that a file with missing or reordered lines is
+# refused. A step without trajectories has one line that says so.
 
 
 def rollouts_file(folder: Path, step: int) -> Path:
-    """Where a run directory has the trajectories of a step."""
+    """The file with the trajectories of a step."""
     return folder / ROLLOUTS / f"step_{step:06d}.jsonl"
 
 
 def rollout_steps(folder: Path) -> list[int]:
-    """The steps whose trajectories a run directory has."""
+    """The steps with saved trajectories."""
     names = (ROLLOUTS_NAME.fullmatch(path.name) for path in (folder / ROLLOUTS).glob("step_*"))
     return sorted(int(name[1]) for name in names if name)
 
 
 def write_rollouts(folder: Path, step: int, groups: Sequence[Group]) -> Path:
-    """The file appears whole or not at all."""
+    """Write the trajectories of a step, atomically."""
     path = rollouts_file(folder, step)
     make_folder(path.parent)
     write_whole(path, _lines(groups))
@@ -249,10 +286,7 @@ def write_rollouts(folder: Path, step: int, groups: Sequence[Group]) -> Path:
 
 
 def read_rollouts(folder: Path, step: int) -> list[Group]:
-    """The groups of a step, equal to those that were written, without hidden states.
-
-    Needs no lock: another run may train on what this one sampled.
-    """
+    """Read the groups of a step, without hidden states. Needs no lock."""
     path = rollouts_file(folder, step)
     if not path.exists():
         known = ", ".join(map(str, rollout_steps(folder))) or "none"
@@ -264,7 +298,7 @@ def read_rollouts(folder: Path, step: int) -> list[Group]:
         try:
             groups.append(from_dict(Group, group))
         except ValueError as error:
-            raise ValueError(f"{path} has a group that is none: {error}") from error
+            raise ValueError(f"{path} has an invalid group: {error}") from error
     return groups
 
 
@@ -283,7 +317,7 @@ def _lines(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _trajectories(path: Path) -> list[Kept]:
-    """Those of a file, which has as many lines as each of them says."""
+    """Read the trajectories of a file, and check the number of its lines."""
     trajectories: list[Kept] = []
     counts: set[int | None] = set()
     check_regular(path, most=None)
@@ -296,20 +330,20 @@ def _trajectories(path: Path) -> list[Kept]:
             trajectories.append(kept)
             counts.add(count)
     if not counts:
-        raise ValueError(f"{path} is empty: it is damaged, or of a version that left it so")
-    if not counts <= {len(trajectories), None}:  # None: of a version that did not say
-        raise ValueError(f"{path} is damaged: got {len(trajectories)} lines, allowed: {counts}")
+        raise ValueError(f"{path} is empty: damaged, or of a version that left it so")
+    if not counts <= {len(trajectories), None}:  # None: of an older version
+        raise ValueError(f"{path} is damaged: expected {counts} lines, got {len(trajectories)}")
     return trajectories
 
 
 def _read(path: Path, number: int, line: bytes) -> tuple[Kept, int | None]:
     try:
         data = parse_line(line.decode())
-        data.pop("group", None)  # of versions that had such a key, and null in it
+        data.pop("group", None)  # of older versions, always null
         index, baseline = data.pop("group_index"), data.pop("baseline")
         count = data.pop("lines", None)
         if data.pop("line", number) != number:
-            raise ValueError("it is another line of the file")
+            raise ValueError("it belongs at another line of the file")
         return (index, baseline, from_dict(Trajectory, {**data, "hidden": None})), count
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path}, line {number} is no trajectory: {error}") from error
+        raise ValueError(f"{path}, line {number} is not a trajectory: {error}") from error

@@ -1,6 +1,6 @@
-"""Ctrl-C, SIGTERM and a closed terminal as a wish: the run ends where nothing is lost.
+"""Graceful shutdown on Ctrl-C, SIGTERM and a closed terminal: the run stops where nothing is lost.
 
-A second one ends it now.
+A second signal stops it at once.
 """
 
 import asyncio
@@ -12,25 +12,25 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-TOLD = b"\nending at the next safe place, with a checkpoint; once more ends it at once\n"
-LOOK_EVERY = 0.2  # seconds between looks at the wish while episodes run
+NOTICE = b"\nstopping after this step, with a checkpoint; repeat to stop at once\n"
+POLL_SECONDS = 0.2  # between checks for a request while episodes run
 
 
 class Stopped(Exception):
-    """The user wants the run to end; the step that was under way is not part of it."""
+    """The user asked the run to stop; the unfinished step is dropped."""
 
 
 class Stopping:
-    """Takes the signals while it is entered."""
+    """Handles the signals while it is entered; `requested` says whether one has come."""
 
     def __init__(self) -> None:
-        self.wanted = False
+        self.requested = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Stopping":
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup: the run shall outlive its terminal
+                continue  # nohup: the run must outlive its terminal
             self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -39,17 +39,17 @@ class Stopping:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.wanted:
+        if self.requested:
             raise KeyboardInterrupt
-        self.wanted = True
-        os.write(2, TOLD)  # printing takes locks, which a signal's handler must not
+        self.requested = True
+        os.write(2, NOTICE)  # printing takes locks, which a signal's handler must not
 
     async def unless(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled as soon as the end is wanted."""
+        """Await `work`; cancel it and raise Stopped as soon as a stop is requested."""
         task = asyncio.ensure_future(work)
         while not task.done():
-            await asyncio.wait([task], timeout=LOOK_EVERY)
-            if self.wanted and not task.done():
+            await asyncio.wait([task], timeout=POLL_SECONDS)
+            if self.requested and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
                 raise Stopped

@@ -1,9 +1,9 @@
-"""Prompts answered through the engine, and text around it.
+"""Generate completions with the engine, and convert between text and token ids.
 
     for number, output in outputs(engine, queries): ...
 
-`answer` is what `sparrow generate` does: a run directory, where one is asked for, gets the
-resolved configuration and one JSON line per completion.
+`answer` is `sparrow generate`: a run directory, if there is one, gets the resolved configuration
+and one JSON line per completion.
 """
 
 import json
@@ -35,7 +35,7 @@ OnText = Callable[[int, str], None]
 
 
 class Query(NamedTuple):
-    """A prompt in tokens, how it is answered, and what the answers carry beside tokens."""
+    """A prompt in tokens with its sampling parameters, schedule and output options."""
 
     ids: Sequence[int]
     params: SamplingParams
@@ -50,10 +50,10 @@ def outputs(
     streamed: bool = False,
     ahead: int | None = None,
 ) -> Iterator[tuple[int, Output]]:
-    """What the engine brings for these queries as it comes, with the number of the query.
+    """Yield the engine's outputs for queries as they come, each with the number of its query.
 
-    streamed: tokens too, not completions alone. ahead: so many queries are in the engine at once,
-    at most. Whoever leaves early has the rest aborted.
+    streamed: yield tokens too, not only completions. ahead: most queries in the engine at once.
+    Closing the generator early aborts the rest.
     """
     waiting = list(enumerate(queries))[::-1]
     most = len(waiting) if ahead is None else ahead
@@ -87,14 +87,14 @@ def answer(
     loaded: Decoder | None = None,
     on_text: OnText | None = None,
 ) -> Completions:
-    """Completions of a configuration's prompts, with their text.
+    """Generate completions of a configuration's prompts, with their text.
 
-    `report` is told what runs, `on_text(row, piece)` is called as pieces of text come.
+    `report` gets a description of the run, `on_text(row, piece)` pieces of text as they come.
     """
     folder = config.run.out
     if folder is not None and (folder / COMPLETIONS).exists():
-        raise ValueError(f"{folder / COMPLETIONS} exists; give the run a directory of its own")
-    schedule_of(config.attention)  # what is wrong with it is told before the model is loaded
+        raise ValueError(f"{folder / COMPLETIONS} exists; choose another run directory")
+    schedule_of(config.attention)  # reports errors before the model is loaded
     name, sampling = config.model.name, config.sampling
     place: dict[str, Any] = {"dtype": config.model.dtype, "device": config.model.device}
     model = load(name, **place, report=report) if loaded is None else loaded
@@ -134,7 +134,7 @@ def answer(
     completions = Completions(done[row] for row in sorted(done))
     if folder is not None:
         with (folder / COMPLETIONS).open("a", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(to_dict(each)) + "\n" for each in completions)
+            lines.writelines(json.dumps(to_dict(completion)) + "\n" for completion in completions)
     return completions
 
 
@@ -148,9 +148,9 @@ def _encoded_prompts(tokenizer: Any, config: GenerateConfig) -> list[list[int]]:
 
 
 class _Stream:
-    """Turns tokens into pieces of text; a piece is held back while a character is incomplete.
+    """Streaming detokenizer: a piece is held back while a character is incomplete.
 
-    Each piece is the difference that new tokens make to the text of a short window before them.
+    A piece is the difference that new tokens make to the text of a short window before them.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], on_text: OnText) -> None:
@@ -165,7 +165,7 @@ class _Stream:
             self._show(row, piece)
 
     def finish(self) -> None:
-        """Show what was held back to the end."""
+        """Emit what is still held back."""
         for row in self.held:
             if piece := self._piece(row):
                 self._show(row, piece)
@@ -180,7 +180,7 @@ class _Stream:
 
 
 def schedule_of(attention: AttentionConfig) -> Schedule | None:
-    """The schedule that a configuration asks for: a budget, a preset, or a file; None: dense."""
+    """Return the schedule of a configuration: a budget, a preset or a file; None: dense."""
     if attention.dense:
         return None
     if attention.budget is not None:
@@ -189,7 +189,7 @@ def schedule_of(attention: AttentionConfig) -> Schedule | None:
 
 
 def placed_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule | None, Flow]:
-    """The schedule with its flow, where it holds for this family of models here, or is forced."""
+    """Return the schedule of a configuration with its flow, checked for this model family."""
     schedule = schedule_of(attention)
     if schedule is None:
         return None, block_mean
@@ -252,7 +252,7 @@ def encode_turn(
     model: str,
     settings: ChatConfig = NO_CHAT,
 ) -> list[int]:
-    """Encode what the chat template puts between an answer and the next one.
+    """Encode what the chat template puts between an answer and the next.
 
     It begins with what closes the answer, such as an end-of-turn token.
     """
@@ -307,10 +307,9 @@ def _token_ids(tokenizer: Any, text: str, model: str, **options: bool) -> list[i
     except ValueError as error:
         if type(error.__cause__) is not Exception:  # tokenizers raise that for unknown words
             raise
-        known = tokenizer.get_vocab()
-        unknown = [word for word in text.split() if word not in known]
+        vocabulary = tokenizer.get_vocab()
+        unknown = [word for word in text.split() if word not in vocabulary]
         raise ValueError(
-            f"{model} does not know {', '.join(map(repr, unknown[:5]))} ({error.__cause__}); a "
-            "model that is part of the package reads puzzles alone, such as: sparrow puzzle "
-            "assignments"
+            f"{model} has no tokens for {', '.join(map(repr, unknown[:5]))} ({error.__cause__}); "
+            "the shipped models read puzzles only, such as: sparrow puzzle assignments"
         ) from error

@@ -1,4 +1,4 @@
-"""The engine for many episodes at once: an asyncio face on one engine that steps in a thread.
+"""An asyncio interface to the engine, which steps in a thread: for many concurrent episodes.
 
     async with AsyncEngine(engine) as rollouts:
         completions = await rollouts.generate(ids, params)
@@ -25,17 +25,17 @@ from sparrow.schema.sampling import Completion, SamplingParams
 T = TypeVar("T")
 
 
-Order = tuple[Callable[[], Any], Future[Any]]  # what to do between steps, and who waits for it
+Command = tuple[Callable[[], Any], Future[Any]]  # what to do between steps, and who waits for it
 # Where the outputs of a request go; an error is the last.
 Listener = asyncio.Queue[Output | BaseException]
 
 
 class AsyncEngine:
-    """Owns an engine while it is entered; nobody else may step it then."""
+    """Steps one engine in a thread while it is entered; nothing else may step it then."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._orders: SimpleQueue[Order | None] = SimpleQueue()  # None: the end
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()  # None: the end
         self._listeners: dict[int, Listener] = {}  # touched by the engine's thread alone
         self._ending = threading.Lock()
         self._ended = False
@@ -55,13 +55,13 @@ class AsyncEngine:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._thread is not None
-        self._orders.put(None)
+        self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, **settings: Any
     ) -> list[Completion]:
-        """The completions of one prompt, by sample; `settings` are those of `Engine.add`.
+        """Return the completions of one prompt, by sample; `settings` are those of `Engine.add`.
 
         A coroutine that is cancelled while it waits aborts its request.
         """
@@ -74,7 +74,7 @@ class AsyncEngine:
     async def stream(
         self, prompt: Sequence[int], params: SamplingParams, **settings: Any
     ) -> AsyncIterator[Output]:
-        """What each step brings for one prompt, as it comes."""
+        """Yield the outputs of one prompt as they are drawn."""
         listener: Listener = asyncio.Queue()
 
         def add() -> int:
@@ -83,7 +83,7 @@ class AsyncEngine:
             return number
 
         self._require_own_loop()
-        added = self._place(add)
+        added = self._submit(add)
         left = params.n
         try:
             await asyncio.shield(asyncio.wrap_future(added))
@@ -97,16 +97,16 @@ class AsyncEngine:
             added.add_done_callback(self._forget)
 
     async def run(self, work: Callable[[Engine], T]) -> T:
-        """Do something with the engine between steps: update weights, reschedule, sleep."""
+        """Run a function of the engine between steps: update weights, reschedule, sleep."""
         self._require_own_loop()
-        return await asyncio.shield(asyncio.wrap_future(self._place(lambda: work(self._engine))))
+        return await asyncio.shield(asyncio.wrap_future(self._submit(lambda: work(self._engine))))
 
     def _require_own_loop(self) -> None:
         if self._thread is not None and asyncio.get_running_loop() is not self._loop:
             raise ValueError("the asynchronous engine belongs to the event loop that entered it")
 
     def _forget(self, added: "Future[int]") -> None:
-        """Abort what is left of a request whose caller has gone, once its number is known."""
+        """Abort a request whose caller has gone, once its id is known."""
         if added.cancelled() or added.exception() is not None:
             return
         number = added.result()
@@ -116,17 +116,17 @@ class AsyncEngine:
             self._engine.abort(number)
 
         with suppress(RuntimeError):  # the engine has ended, and the request with it
-            self._place(abort)
+            self._submit(abort)
 
-    def _place(self, work: Callable[[], T]) -> "Future[T]":
-        """Ask the engine's thread to do this between steps."""
+    def _submit(self, work: Callable[[], T]) -> "Future[T]":
+        """Queue a command for the engine's thread, which runs it between steps."""
         if self._thread is None:
             raise ValueError("enter the asynchronous engine first: async with AsyncEngine(engine)")
         future: Future[T] = Future()
         with self._ending:
             if self._ended:
                 raise RuntimeError("the asynchronous engine has ended") from self._failure
-            self._orders.put((work, future))
+            self._commands.put((work, future))
         return future
 
     # The engine's thread.
@@ -139,19 +139,19 @@ class AsyncEngine:
             while self._serve_orders():
                 for output in self._engine.step():
                     if (listener := self._listeners.get(output.request)) is not None:
-                        self._say(listener, output)
+                        self._deliver(listener, output)
         except BaseException as error:  # of a thread: handed to whoever waits, or it is lost
             self._failure = error
         finally:
             self._close()
 
     def _serve_orders(self) -> bool:
-        """Do what was asked, until there is a step to run; False at the end."""
-        while self._engine.idle or self._engine.asleep or not self._orders.empty():
-            order = self._orders.get()
-            if order is None:
+        """Run queued commands until there is a step to run; False when the engine closes."""
+        while self._engine.idle or self._engine.asleep or not self._commands.empty():
+            command = self._commands.get()
+            if command is None:
                 return False
-            work, future = order
+            work, future = command
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())
@@ -159,21 +159,21 @@ class AsyncEngine:
                     future.set_exception(error)
         return True
 
-    def _say(self, listener: Listener, news: Output | BaseException) -> None:
+    def _deliver(self, listener: Listener, output: Output | BaseException) -> None:
         with suppress(RuntimeError):  # the caller's event loop has been closed
-            self._loop.call_soon_threadsafe(listener.put_nowait, news)
+            self._loop.call_soon_threadsafe(listener.put_nowait, output)
 
     def _close(self) -> None:
-        """Nobody waits for ever: requests are aborted and orders refused."""
+        """Abort all requests and refuse queued commands, so that no caller waits for ever."""
         gone = self._failure or RuntimeError("the asynchronous engine was left")
         with self._ending:
             self._ended = True
-        while not self._orders.empty():
-            order = self._orders.get()
-            if order is not None and order[1].set_running_or_notify_cancel():
-                order[1].set_exception(gone)
+        while not self._commands.empty():
+            command = self._commands.get()
+            if command is not None and command[1].set_running_or_notify_cancel():
+                command[1].set_exception(gone)
         for listener in self._listeners.values():
-            self._say(listener, gone)
+            self._deliver(listener, gone)
         self._listeners.clear()
         self._engine.loop.abandon(list(self._engine.loop.requests))
         self._engine.owned = False

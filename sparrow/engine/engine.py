@@ -2,6 +2,7 @@
 
     engine = Engine(model)
     completions = engine.generate([[1, 2, 3]], SamplingParams(n=8), schedule=preset("..."))
+    engine.generate("Once upon a time", SamplingParams(max_tokens=32))[0].text
 
 or step by step: `add` requests, `step` until `idle`, `abort` at any time. A step runs what the
 scheduler planned; on a GPU its results are read one step late, while the next one runs.
@@ -9,6 +10,7 @@ scheduler planned; on a GPU its results are read one step late, while the next o
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,18 +21,21 @@ from sparrow.engine.memory import allocate, host_memory
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner, without_kernel
-from sparrow.engine.scheduler import Policy, Reuse, Scheduler
+from sparrow.engine.scheduler import Reuse, Scheduler, SchedulerPolicy
 from sparrow.engine.weights import Items, Stay, WeightStore
-from sparrow.models import Decoder
+from sparrow.models import Decoder, load_tokenizer
 from sparrow.models.lora import Adapter, AdapterBank
+from sparrow.models.tokenizer import encode_text
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
+from sparrow.sparse.flows.loading import resolve_flow
 from sparrow.sparse.rule import Rule
 
 EXACT_BATCH = 16  # see Engine: exact_batches
 
 InFlight = Literal["continue", "restart"]
+TextOrIds = str | Sequence[int]
 
 
 class Engine:
@@ -39,7 +44,8 @@ class Engine:
     max_running    samples that decode together (default: 64 on a CPU, 256 on a GPU)
     max_context    longest sequence, prompt and answer (default: the model's)
     kv_bytes       memory for keys and values (default: a quarter of a host's, 90 % of a GPU's free)
-    rule           the selection rule of sparse requests; None: dense only, without its memory
+    rule           the selection rule of sparse requests. "auto": the rule of each schedule, so one
+                   rule at a time; None: dense only, without memory for page summaries
     reuse          which pages later prompts may share: those of prompts, or none
     swap_bytes     host memory for samples that are out (default: half of the host's)
     exact_batches  on a CPU: pad small batches so that a sample's bits do not depend on how many
@@ -56,7 +62,7 @@ class Engine:
         max_running: int | None = None,
         max_context: int | None = None,
         kv_bytes: int | None = None,
-        rule: Rule | None = Rule(),  # noqa: B008 (immutable)
+        rule: Rule | Literal["auto"] | None = "auto",
         reuse: Reuse = "prompts",
         swap_bytes: int | None = None,
         exact_batches: bool = True,
@@ -67,18 +73,21 @@ class Engine:
         on_gpu = model.device.type == "cuda"
         if on_gpu and model.device.index not in (None, torch.cuda.current_device()):
             raise ValueError(f"the model is on {model.device}: torch.cuda.set_device it first")
-        if rule is not None and not isinstance(rule, Rule):
-            raise ValueError(f"rule={rule!r}: give a Rule, such as Rule(flow=...)")
-        self.model, self.rule = model, rule
+        if rule is not None and rule != "auto" and not isinstance(rule, Rule):
+            raise ValueError(
+                f"rule={rule!r}: expected a Rule, such as Rule(flow=...), auto or None"
+            )
+        self._auto_rule = rule == "auto"
+        self.model, self.rule = model, Rule() if isinstance(rule, str) else rule
         self.max_running = (256 if on_gpu else 64) if max_running is None else max_running
         if self.max_running < 1:
-            raise ValueError(f"max_running={max_running}, allowed are 1 and more")
+            raise ValueError(f"max_running={max_running}, expected 1 or more")
         self.max_context = model.spec.max_positions if max_context is None else max_context
         if not 1 <= self.max_context <= model.spec.max_positions:
             most = model.spec.max_positions
             raise ValueError(f"max_context={max_context}, but the model's context is {most}")
         swap_bytes = host_memory() // 2 if swap_bytes is None else swap_bytes
-        self.policy = Policy(pack=on_gpu, reuse=reuse, swap_bytes=swap_bytes)
+        self.policy = SchedulerPolicy(pack=on_gpu, reuse=reuse, swap_bytes=swap_bytes)
         self.version = 0
         self.owned = False  # whether an AsyncEngine steps it
         self._kv_bytes = kv_bytes
@@ -88,10 +97,10 @@ class Engine:
             layers=model.spec.layers, kv_heads=model.spec.kv_heads, device=model.device
         )
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
-        self._graphs = graphs and on_gpu and not without_kernel(model, rule)
+        self._graphs = graphs and on_gpu and not without_kernel(model, self.rule)
         self._ids = itertools.count()
         self.asleep = False
-        self.loop = Loop(self.policy, spec=model.spec, rule=rule)
+        self.loop = Loop(self.policy, spec=model.spec, rule=self.rule)
         self._allocate()
 
     @property
@@ -99,14 +108,17 @@ class Engine:
         return self.loop.scheduler
 
     def _allocate(self) -> None:
-        """Take the memory for keys and values, and build everything that refers to it."""
+        """Allocate the KV cache, and build everything that refers to it."""
         sizes = self.max_running, self.max_context, self._kv_bytes
         self.memory, cache, rows, self.pool = allocate(self.model, self.rule, *sizes)
         self.scheduler.attach(self.pool, rows, cache)
+        self._build_runner()
+
+    def _build_runner(self) -> None:
         self.runner = Runner(
             self.model,
-            cache,
-            rows,
+            self.scheduler.cache,
+            self.scheduler.rows,
             rule=self.rule,
             budgets=self._budgets,
             adapters=self._adapters,
@@ -114,11 +126,24 @@ class Engine:
             graphs=self._graphs,
         )
 
+    def _release(self) -> None:
+        """Free the KV cache; samples wait in host memory."""
+        self.loop.drain()
+        self.scheduler.vacate()
+        del self.runner, self.pool
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model's folder, for prompts that are text."""
+        if self.model.source is None:
+            raise TypeError("a prompt is text, but the model has no tokenizer: give token ids")
+        return load_tokenizer(self.model.source)
+
     # Requests.
 
     def add(
         self,
-        prompt: Sequence[int],
+        prompt: TextOrIds,
         params: SamplingParams,
         *,
         schedule: Schedule | None = None,
@@ -126,14 +151,20 @@ class Engine:
         options: OutputOptions | None = None,
         streamed: bool = True,
     ) -> int:
-        """Queue a prompt; the number under which its outputs come. Dense without a schedule.
+        """Queue a prompt and return the id of the request. Dense without a schedule.
 
+        Text is encoded as it is, without a chat template, and its completions have text too.
         streamed: whether tokens come as they are drawn. Otherwise only completions come, which
         costs the host less.
         """
+        decode = None
+        if isinstance(prompt, str):
+            decode = partial(self.tokenizer.decode, skip_special_tokens=True)
+            prompt = encode_text(self.tokenizer, prompt)
         request = Request(
             id=next(self._ids),
             prompt=prompt.tolist() if hasattr(prompt, "tolist") else list(prompt),
+            decode=decode,
             params=params,
             stop_ids=stop_ids(self.model.spec, params),
             options=options or OutputOptions(),
@@ -148,27 +179,69 @@ class Engine:
         return request.id
 
     def _schedule_slot(self, schedule: Schedule | None, others: Iterable[Request]) -> int:
-        """Where a schedule's budgets are, beside those of the other requests."""
+        """Return the slot of a schedule in the budget table, beside those of other requests."""
         if schedule is None:
             return 0
         if not isinstance(schedule, Schedule):
-            raise ValueError(f"schedule {schedule!r}: give a Schedule, such as preset(name)")
+            raise ValueError(f"schedule {schedule!r}: expected a Schedule, such as preset(name)")
         if self.rule is None:
             raise ValueError(f"schedule {schedule.name!r}: this engine is dense only (rule=None)")
-        self.rule.check(schedule, page=PAGE, family=self.model.spec.family)
+        others = list(others)
+        rule = self._rule_for(schedule) if self._auto_rule else self.rule
+        rule.check(schedule, page=PAGE, family=self.model.spec.family)
+        if rule != self.rule:
+            self._change_rule(rule, schedule, others)
         return self._budgets.add(schedule, {request.schedule_slot for request in others})
 
-    def reschedule(self, which: int | Schedule, schedule: Schedule | None) -> list[int]:
-        """Change the schedule of a request, or of all that are under one, from the next step on.
+    def _rule_for(self, schedule: Schedule) -> Rule:
+        """Return the rule of a schedule, with the current flow if that is its flow."""
+        assert self.rule is not None
+        flow, made_for = self.rule.flow, schedule.flow_digest
+        same = flow.name == schedule.flow and made_for in (None, flow.digest)
+        return Rule.like(schedule, flow if same else resolve_flow(schedule))
 
-        None is dense. The numbers of the requests that it concerns come back; gone ones are fine.
-        Keys and values stay, memory and captured steps too; completions say what ran, and when.
+    def _change_rule(self, rule: Rule, schedule: Schedule, others: Sequence[Request]) -> None:
+        """Switch to another rule; refused while a request runs under the present one.
+
+        Another flow stores other page summaries, so it also waits for dense requests.
+        """
+        assert self.rule is not None
+        new_flow = rule.flow is not self.rule.flow
+        sparse = (request for request in others if request.schedule is not None)
+        busy = list(self.loop.requests) if new_flow else [request.id for request in sparse]
+        if busy:
+            raise ValueError(
+                f"schedule {schedule.name!r} has another rule ({rule.describe()}) than requests "
+                f"{busy[:5]}, which are running ({self.rule.describe()}): wait for them, or use a "
+                "second engine"
+            )
+        former = self.rule
+        self.rule = self.loop.rule = rule
+        if self.asleep:
+            return
+        self.loop.drain()
+        if not new_flow:
+            self._build_runner()  # captured steps hold the former rule
+            return
+        self._release()
+        try:
+            self._allocate()
+        except Exception:  # such as too little memory for the page summaries of this flow
+            self.rule = self.loop.rule = former
+            self._allocate()
+            raise
+
+    def reschedule(self, which: int | Schedule, schedule: Schedule | None) -> list[int]:
+        """Change the schedule of a request, or of all under a schedule, from the next step on.
+
+        None is dense. Returns the ids of the requests that changed; finished ones are ignored.
+        Keys and values stay, memory and captured steps too; completions record what ran, and when.
         """
         if not isinstance(which, int | Schedule):
-            raise ValueError(f"reschedule: got {which!r}, allowed: a request's number, a Schedule")
+            raise ValueError(f"reschedule: expected a request id or a Schedule, got {which!r}")
         requests = self.loop.requests.values()
         chosen = [request for request in requests if which in (request.id, request.schedule)]
-        slot = self._schedule_slot(schedule, [each for each in requests if each not in chosen])
+        slot = self._schedule_slot(schedule, [other for other in requests if other not in chosen])
         for request in chosen:
             request.schedule, request.schedule_slot = schedule, slot
             for sample in request.samples:
@@ -178,11 +251,11 @@ class Engine:
         return [request.id for request in chosen]
 
     def abort(self, request: int) -> None:
-        """End a request now; its samples come back with what they have. Gone ones are fine."""
+        """Abort a request; its samples are returned as they are. Finished ones are ignored."""
         self.loop.abort(request)
 
     def step(self) -> list[Output]:
-        """Run what is due next; the tokens and completions that have come to light by then."""
+        """Run the next step; return the tokens and completions that are available by then."""
         self._require_awake()
         self._weights.require()
         outputs = self.loop.step(self.runner, self.version)
@@ -197,7 +270,7 @@ class Engine:
     # On top of steps.
 
     def stream(self) -> Iterator[Output]:
-        """Outputs as they come, until nothing is left to do; those not taken come with a step."""
+        """Yield outputs until the engine is idle; the next step returns those not consumed."""
         while not self.idle:
             outputs = self.step()
             try:
@@ -208,26 +281,30 @@ class Engine:
 
     def generate(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: str | Sequence[TextOrIds],
         params: SamplingParams | Sequence[SamplingParams],
         *,
         schedule: Schedule | None = None,
         adapter: str | None = None,
         options: OutputOptions | None = None,
     ) -> list[Completion]:
-        """n completions of every prompt, prompt by prompt; params for all or one for each."""
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        """Return n completions of every prompt, prompt by prompt; params for all or one for each.
+
+        A prompt is text or token ids; one text is a list of one.
+        """
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        by_prompt = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(prompts) and isinstance(prompts[0], int):
-            raise ValueError("generate takes a list of prompts, each a list of token ids")
-        if len(each) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts, but {len(each)} sampling params")
+            raise ValueError("expected a list of prompts, each text or a list of token ids")
+        if len(by_prompt) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts, but {len(by_prompt)} sampling params")
         if self.loop.requests:
             raise ValueError("the engine has requests already: add these too, and use stream()")
         settings: dict[str, Any] = {"schedule": schedule, "adapter": adapter, "options": options}
         ids: set[int] = set()
         try:
-            for prompt, own in zip(prompts, each, strict=True):
-                ids.add(self.add(prompt, own, **settings, streamed=False))
+            for prompt, sampling in zip(prompts, by_prompt, strict=True):
+                ids.add(self.add(prompt, sampling, **settings, streamed=False))
             outputs = list(self.stream())
         except BaseException:  # an interrupt too: nobody is left who could take the rest
             self.loop.abandon(ids)
@@ -250,7 +327,7 @@ class Engine:
         base_version: int | None = None,
         in_flight: InFlight = "continue",
     ) -> None:
-        """Take over weights by Hugging Face names, between steps.
+        """Load new weights by their Hugging Face names, between steps.
 
         Without a base version the items must be the whole model; with one they are a part of it,
         to be laid over exactly that version. All are looked at before any is written, so tensors
@@ -274,7 +351,7 @@ class Engine:
     def load_adapter(
         self, name: str, adapter: Adapter, *, in_flight: InFlight = "continue"
     ) -> None:
-        """Make an adapter usable by name, or put another under that name, between steps."""
+        """Load an adapter under a name, or replace the one of that name, between steps."""
         _check_in_flight(in_flight)
         self._require_awake()
         self.loop.drain()
@@ -285,7 +362,7 @@ class Engine:
             self.scheduler.renew(request, restart=in_flight == "restart")
 
     def drop_adapter(self, name: str) -> None:
-        """Forget an adapter that no request uses."""
+        """Unload an adapter that no request uses."""
         users = [request.id for request in self.loop.requests.values() if request.adapter == name]
         if users:
             raise ValueError(f"adapter {name!r} is in use by requests {users}")
@@ -294,7 +371,7 @@ class Engine:
     # Sleep.
 
     def sleep(self, *, weights: Stay = "host") -> None:
-        """Give memory back: keys and values, and weights unless they are kept.
+        """Free memory: the KV cache, and the weights unless they are kept.
 
         Samples in flight wait in host memory, bit for bit. Dropped weights come back by a whole
         `update` after `wake`. Adapters stay where they are.
@@ -302,19 +379,17 @@ class Engine:
         self._require_awake()
         if weights not in get_args(Stay):
             raise ValueError(f"weights must be one of {get_args(Stay)}, got {weights!r}")
-        self.loop.drain()
-        self.scheduler.vacate()
+        self._release()
         self.asleep = True
-        del self.runner, self.pool
-        self._weights.leave(weights)
+        self._weights.offload(weights)
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Take the memory again and go on where `sleep` left off."""
+        """Allocate the memory again and resume where `sleep` left off."""
         if not self.asleep:
             raise ValueError("the engine is awake")
-        self._weights.enter()
+        self._weights.reload()
         self._allocate()
         self.asleep = False
 
@@ -322,11 +397,11 @@ class Engine:
         if self.asleep:
             raise ValueError("the engine sleeps: wake() it first")
 
-    # Telling.
+    # Descriptions and checks.
 
     def header(self) -> str:
-        """One line that says what runs."""
-        rule = f"{self.rule.name} rule at hand" if self.rule is not None else "dense only"
+        """Describe the engine in one line."""
+        rule = f"{self.rule.name} rule" if self.rule is not None else "dense only"
         lacking = ", ".join(sorted(without_kernel(self.model, self.rule)))
         why = f" (no kernel here for {lacking})" if self.policy.pack and lacking else ""
         return (
@@ -336,7 +411,7 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Every page is free, cached or owned exactly as often as it is held; so are the rows."""
+        """Check that every page and row is free, cached, or owned as often as it is referenced."""
         if self.asleep:
             return
         self.pool.check(self.scheduler.held_pages())
@@ -346,15 +421,15 @@ class Engine:
 
 
 def describe_model(model: Decoder) -> str:
-    """Family, size, dtype and device of a model, for headers."""
+    """Describe a model for headers: family, size, dtype and device."""
     size, dtype = model.spec.parameters() / 1e6, str(model.dtype).removeprefix("torch.")
     return f"{model.spec.family}, {size:.1f} M weights, {dtype} on {model.device}"
 
 
 def describe_ops(model: Decoder) -> str:
-    """The ops that have an optimised version for a model where it is, for headers."""
+    """Name the ops that have optimised kernels for a model on its device, for headers."""
     fast = ops.versions(model.device.type, model.dtype, model.spec.head_size)
-    return f"faster than their definitions: {', '.join(sorted(fast)) or 'no ops'}"
+    return f"optimised kernels: {', '.join(sorted(fast)) or 'none'}"
 
 
 def _check_in_flight(in_flight: str) -> None:

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from sparrow.engine.requests import Request, Sample
 from sparrow.engine.runner import Delivery, Runner
-from sparrow.engine.scheduler import Policy, Scheduler, SwapFull, Work
+from sparrow.engine.scheduler import Scheduler, SchedulerPolicy, SwapFull, Work
 from sparrow.models import ModelSpec
 from sparrow.schema.sampling import Completion
 from sparrow.sparse.rule import Rule
 
 
 class Output(NamedTuple):
-    """What a step brought for one sample: tokens, and the completion if it has ended.
+    """Output of a step for one sample: tokens, and the completion if it has ended.
 
     Where `restarts` is higher than before, the sample began anew: earlier tokens are void. Of a
     request that is not streamed a sample has one output, at its end.
@@ -30,14 +30,14 @@ class Output(NamedTuple):
 
 
 class Loop:
-    """Requests on their way through steps."""
+    """Runs requests step by step: plan, launch, read, finish."""
 
-    def __init__(self, policy: Policy, *, spec: ModelSpec, rule: Rule | None) -> None:
+    def __init__(self, policy: SchedulerPolicy, *, spec: ModelSpec, rule: Rule | None) -> None:
         self.scheduler = Scheduler(policy, self.drain)
         self.requests: dict[int, Request] = {}
         self.outputs: list[Output] = []
-        self.late = policy.pack  # on a GPU
-        self._spec, self._rule = spec, rule
+        self.one_step_late = policy.pack  # on a GPU
+        self.spec, self.rule = spec, rule
         self._pending: list[Delivery] = []
         self._broken = False
 
@@ -46,7 +46,7 @@ class Loop:
         return self.scheduler.idle and not self._pending and not self.outputs
 
     def add(self, request: Request) -> None:
-        self._mend()
+        self._recover()
         self.requests[request.id] = request
         self.scheduler.waiting.append(request)
 
@@ -58,7 +58,7 @@ class Loop:
                     self._end(sample, [])
 
     def abandon(self, numbers: Iterable[int]) -> None:
-        """Leave nothing behind of requests whose caller has gone."""
+        """Drop requests whose caller has gone."""
         self._pending.clear()
         for number in list(numbers):
             if self._broken:
@@ -66,13 +66,13 @@ class Loop:
             else:
                 self.abort(number)
         self.outputs.clear()
-        self._mend()
+        self._recover()
 
     def step(self, runner: Runner, version: int) -> list[Output]:
-        """Plan and launch a step under these weights; what has come to light by then."""
-        self._mend()
+        """Plan and launch a step under these weights; return the outputs available by then."""
+        self._recover()
         if self._broken:
-            raise RuntimeError("a step has failed: abort every request, then go on with new ones")
+            raise RuntimeError("a step has failed: abort every request, then add new ones")
         try:
             work = self._run(runner, version)
         except SwapFull:
@@ -81,14 +81,14 @@ class Loop:
             self._broken = True  # pages may count as computed that are not, draws may be lost
             raise
         stuck = not (work or self.outputs or self.scheduler.running or self.scheduler.idle)
-        assert not stuck, "requests wait, but none can go on"
+        assert not stuck, "requests wait, but none can run"
         outputs, self.outputs = self.outputs, []
         return outputs
 
     def _run(self, runner: Runner, version: int) -> Work:
         work = self.scheduler.plan()
         launched = _launch(work, runner, version)
-        if self.late:
+        if self.one_step_late:
             self._pending, launched = launched, self._pending
         self._read(launched)
         return work
@@ -98,8 +98,8 @@ class Loop:
         launched, self._pending = self._pending, []
         self._read(launched)
 
-    def _mend(self) -> None:
-        """If nobody is left of those whom a failed step concerned, begin with a clean slate."""
+    def _recover(self) -> None:
+        """Reset after a failed step, once none of its requests is left."""
         if self._broken and not self.requests:
             self._pending.clear()
             self.scheduler.reset()
@@ -111,22 +111,22 @@ class Loop:
                 if sample.finish is not None:
                     self._end(sample, sample.tokens[-1:] if sample.error is None else [])
                 elif sample.request.streamed:
-                    self._tell(sample, sample.tokens[-1:], None)
+                    self._emit(sample, sample.tokens[-1:], None)
 
     def _end(self, sample: Sample, tokens: list[int]) -> None:
         if not self._broken:  # else nothing of what the scheduler holds can be trusted
             self.scheduler.retire(sample)
-        self._tell(sample, tokens, sample.completion(self._spec, self._rule))
+        self._emit(sample, tokens, sample.completion(self.spec, self.rule))
         if not any(other.live for other in sample.request.samples):
             self.requests.pop(sample.request.id, None)
 
-    def _tell(self, sample: Sample, tokens: list[int], completion: Completion | None) -> None:
+    def _emit(self, sample: Sample, tokens: list[int], completion: Completion | None) -> None:
         number = sample.request.id
         self.outputs.append(Output(number, sample.number, tokens, completion, sample.restarts))
 
 
 def _launch(work: Work, runner: Runner, version: int) -> list[Delivery]:
-    """Start the work of a step on the device."""
+    """Launch the work of a step on the device."""
     launches = []
     for chunks in work.passes:
         runner.prefill(chunks)

@@ -1,4 +1,4 @@
-"""What fits: the memory plan of an engine, made before memory is taken; and its memory."""
+"""The memory plan of an engine, made before memory is allocated; and its allocation."""
 
 import os
 from pathlib import Path
@@ -38,7 +38,7 @@ class MemoryPlan(NamedTuple):
 def allocate(
     model: Decoder, rule: Rule | None, max_running: int, max_context: int, kv_bytes: int | None
 ) -> tuple[MemoryPlan, ops.PageCache, Rows, PagePool]:
-    """Take the memory for keys and values, and for what the rule keeps of them.
+    """Allocate the KV cache, with the page summaries of a rule.
 
     Pages are those for which there is memory, or was named, once a rule's state of every row that
     may run is taken off; ValueError if that holds no sequence.
@@ -102,7 +102,7 @@ def _fields(model: Decoder, rule: Rule | None, width: int) -> tuple[Fields, Fiel
 
 
 def _available(model: Decoder, max_running: int) -> int:
-    """Bytes for keys and values where the user names none."""
+    """Default bytes for keys and values."""
     if model.device.type != "cuda":
         return int(device_memory(model.device) * CPU_SHARE)
     # Logits, prompts, graphs.
@@ -111,7 +111,7 @@ def _available(model: Decoder, max_running: int) -> int:
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes that can be had: free ones of a GPU, all of a host."""
+    """Available bytes: free memory of a GPU, all memory of a host."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
@@ -122,8 +122,8 @@ def host_memory() -> int:
     """Bytes of the host, or fewer where a container is given fewer."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
-    given = limit.read_text().strip() if limit.is_file() else "max"
-    return min(whole, int(given)) if given.isdigit() else whole
+    limit_text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(whole, int(limit_text)) if limit_text.isdigit() else whole
 
 
 def _gib(size: int) -> str:

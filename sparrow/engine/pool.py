@@ -1,6 +1,6 @@
 """Pages and rows of the device: which pages are free, cached or owned, and what each row runs.
 
-A page is free, or owned (referenced by one holder or more), or cached: nobody refers to it, but it
+A page is free, or owned (referenced by one holder or more), or cached: without references, but it
 holds a page of some prompt that a later request may share. Cached pages are given away, least
 recently used first, when free ones run out.
 
@@ -29,7 +29,7 @@ PAGE = 16  # tokens; the method's choice: finer pages dominate coarser ones at e
 
 
 class PagePool:
-    """Owns the numbers of `pages` pages of `page` tokens; the memory itself is the cache's."""
+    """Allocates page ids: `pages` pages of `page` tokens. The memory is the cache's."""
 
     def __init__(self, pages: int, page: int) -> None:
         self.pages = pages
@@ -54,8 +54,8 @@ class PagePool:
         return len(self._idle)
 
     def take(self, count: int) -> list[int]:
-        """`count` pages of one's own. The caller has looked at `available`."""
-        assert count <= self.available, f"{count} pages asked for, {self.available} available"
+        """Allocate `count` pages. The caller has checked `available`."""
+        assert count <= self.available, f"{count} pages requested, {self.available} available"
         while len(self._free) < count:
             self._forget_page(next(iter(self._idle)))
         taken = [self._free.pop() for _ in range(count)]
@@ -64,15 +64,15 @@ class PagePool:
         return taken
 
     def share(self, pages: Iterable[int]) -> None:
-        """One reference more to each page, which is owned or cached."""
+        """Add a reference to each page, which is owned or cached."""
         for page in pages:
             self._references[page] += 1
             self._idle.pop(page, None)
 
     def release(self, pages: Iterable[int]) -> None:
-        """One reference less; a page that nobody holds is cached if it has a key, else free."""
+        """Remove a reference; a page without references is cached if it has a key, else free."""
         for page in pages:
-            assert self._references[page] > 0, f"page {page} is released, but nobody holds it"
+            assert self._references[page] > 0, f"page {page} is released, but has no reference"
             self._references[page] -= 1
             if self._references[page] == 0:
                 if page in self._key_of:
@@ -81,21 +81,21 @@ class PagePool:
                     self._free.append(page)
 
     def publish(self, page: int, key: bytes) -> None:
-        """Let others find this full page by its key; the first page of a key stays."""
+        """Make a full page shareable by its key; the first page of a key stays."""
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key], self._key_of[page] = page, key
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The pages of the longest known prefix. They are not held yet: `share` them at once."""
-        found = []
+        """Return the pages of the longest cached prefix, not held yet: `share` them at once."""
+        pages = []
         for key in keys:
             if key not in self._page_of:
                 break
-            found.append(self._page_of[key])
-        return found
+            pages.append(self._page_of[key])
+        return pages
 
     def forget(self) -> None:
-        """Drop every key: what pages hold is no longer valid for anybody new."""
+        """Drop every key: the contents of pages are no longer valid for new requests."""
         for page in list(self._key_of):
             self._forget_page(page)
 
@@ -112,8 +112,8 @@ class PagePool:
         assert not wrong, f"pages {wrong[:5]} are held more or less often than referenced"
         once = sorted([*self._free, *self._idle, *owned]) == list(range(self.pages))
         assert once, "a page is not exactly one of free, cached, owned"
-        found = {page: key for key, page in self._page_of.items()}
-        assert found == self._key_of, "a page is found under a key that is not its own"
+        keys = {page: key for key, page in self._page_of.items()}
+        assert keys == self._key_of, "a page is found under a key that is not its own"
         assert self._idle.keys() <= self._key_of.keys(), "a cached page has no key"
 
 
@@ -129,7 +129,7 @@ def page_keys(root: bytes, ids: Sequence[int], page: int) -> Iterator[bytes]:
 class Rows:
     """Tensors [R] or [R, ...], one row for each resident sample and a spare one.
 
-    A step is told only which rows take part; tokens, lengths, page tables, seeds and settings are
+    A step gets only the row numbers; tokens, lengths, page tables, seeds and settings are
     here, and the step moves them on. The last row is a spare one for padding: its length stays -1,
     so it reads and writes nothing.
     """
@@ -192,7 +192,7 @@ class Rows:
             self.table_RM.index_put_((row_n, index_n), page_n.int())
 
     def upload(self, values: npt.ArrayLike) -> Tensor:
-        """Whole numbers to the device, without waiting for it."""
+        """Copy integers to the device without synchronising."""
         host = torch.from_numpy(np.asarray(values, dtype=np.int64))
         if self.device.type == "cuda":
             return host.pin_memory().to(self.device, non_blocking=True)
@@ -201,17 +201,17 @@ class Rows:
     def sample(
         self, logits_BV: Tensor, at_B: Tensor, step: ops.StepInputs, *, truncated: bool
     ) -> ops.Draws:
-        """Draw for these rows. Only those that cut their distribution take the longer way.
+        """Sample a token for these rows. Only truncated distributions take the longer way.
 
-        So the bits of the others do not depend on what their neighbours asked for.
+        So the bits of the others do not depend on the settings of their neighbours.
         """
-        given = (logits_BV, step.seeds_B, step.counters_B, step.temperature_B)
-        plain = ops.sample(*given)
+        draw_inputs = (logits_BV, step.seeds_B, step.counters_B, step.temperature_B)
+        plain = ops.sample(*draw_inputs)
         if not truncated:
             return plain
         top_k_B, top_p_B = self.top_k_R[at_B], self.top_p_R[at_B]
         early_B = step.counters_B < self.least_R[at_B]
         stops_BS = self.stops_RS[at_B].masked_fill(~early_B[:, None], NO_STOP)
-        cut = ops.sample(*given, top_k_B, top_p_B, stops_BS)
+        cut = ops.sample(*draw_inputs, top_k_B, top_p_B, stops_BS)
         cuts_B = (top_k_B > 0) | (top_p_B < 1) | (stops_BS >= 0).any(1)
         return ops.Draws(*(torch.where(cuts_B, a, b) for a, b in zip(cut, plain, strict=True)))

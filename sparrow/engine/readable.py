@@ -37,7 +37,7 @@ def generate(
     Dense without a schedule; with one, decoding keeps the tokens that it pays for by the rule of
     a flow (prompts are always dense). What a sample draws depends on the seed, its number among
     the n, and its logits: not on the other prompts. A row whose logits are not finite ends with
-    the reason; the others go on.
+    the reason; the others continue.
     """
     rule = Rule(flow=flow) if schedule is None else Rule.like(schedule, flow)
     if schedule is not None:
@@ -87,7 +87,7 @@ def _samples(
 
 
 def _draw(sample: Sample, logits_V: Tensor) -> None:
-    """Draw the next token of a sample, and notice the end."""
+    """Sample the next token of a sequence, and check whether it ends."""
     params = sample.request.params
     forbidden = sorted(sample.request.stop_ids) if sample.forbids_stops else [-1]
     settings = (sample.seed, sample.drawn, params.temperature, params.top_k, params.top_p)

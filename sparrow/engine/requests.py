@@ -1,4 +1,4 @@
-"""Requests and their samples: what was asked, what has been drawn, which pages are held.
+"""Requests and their samples: settings, tokens drawn so far, pages held.
 
 The prompt of a request is computed once. Each of its n samples then starts from it: full pages are
 shared, the unfinished page is copied, and the first token is drawn from the prompt's logits.
@@ -84,7 +84,8 @@ class Request:
     schedule: Schedule | None = None
     adapter: str | None = None
     adapter_slot: AdapterSlot = NO_ADAPTER
-    streamed: bool = True  # whether somebody wants tokens as they come, not completions alone
+    streamed: bool = True  # whether tokens are returned as they are drawn, not completions alone
+    decode: Callable[[list[int]], str] | None = None  # token ids to text; None: text is not wanted
     schedule_slot: int = 0
     context: Context = field(default_factory=Context)
     logits_V: Tensor | None = None  # after the prompt; None until it is computed
@@ -98,7 +99,7 @@ class Request:
         ]
 
     def check(self, spec: ModelSpec, room: int) -> None:
-        """Refuse what the model cannot take, in a context of `room` tokens."""
+        """Raise ValueError if the model cannot run it in a context of `room` tokens."""
         prompt, params, most = self.prompt, self.params, spec.vocabulary
         if not prompt:
             raise ValueError("the prompt is empty")
@@ -113,7 +114,7 @@ class Request:
                 f"(max_tokens), but the context is {room}"
             )
         if params.min_tokens and len(self.stop_ids) > STOPS:
-            raise ValueError(f"{len(self.stop_ids)} stop ids with min_tokens, allowed are {STOPS}")
+            raise ValueError(f"{len(self.stop_ids)} stop ids with min_tokens, at most {STOPS}")
         if self.options.top_logprobs > most:
             raise ValueError(f"top_logprobs={self.options.top_logprobs}, the vocabulary has {most}")
         if self.options.training:
@@ -121,15 +122,15 @@ class Request:
 
     def _check_training(self) -> None:
         """Training-grade log-probs are of the model's own distribution: nothing may cut it."""
-        wanted = {"top_p": 1.0, "top_k": 0, "min_tokens": 0}
-        own = {name: getattr(self.params, name) for name in wanted}
-        wrong = [f"{name}={own[name]}" for name in wanted if own[name] != wanted[name]]
+        required = {"top_p": 1.0, "top_k": 0, "min_tokens": 0}
+        actual = {name: getattr(self.params, name) for name in required}
+        wrong = [f"{name}={actual[name]}" for name in required if actual[name] != required[name]]
         if self.params.temperature == 0:
             wrong.append("temperature=0")
         if wrong:
             raise ValueError(
                 f"{', '.join(wrong)}: the sampled distribution is another than the model's, but "
-                "training-grade log-probs were asked for"
+                "training-grade log-probs were requested"
             )
 
     @property
@@ -139,7 +140,7 @@ class Request:
 
     @property
     def cuts(self) -> bool:
-        """Whether some of its draws need more than temperature."""
+        """Whether sampling uses top-k, top-p or min_tokens."""
         return self.params.top_k > 0 or self.params.top_p < 1 or self.params.min_tokens > 0
 
     @property
@@ -149,13 +150,13 @@ class Request:
 
     @property
     def request(self) -> "Request":
-        """Itself, as of a sample: both own tokens that are computed in chunks."""
+        """Itself, for code that handles requests and samples alike."""
         return self
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sample:
-    """One sequence on its way. Lists per token are what the host has read so far."""
+    """One sequence being generated. Lists per token are what the host has read so far."""
 
     request: Request
     number: int
@@ -192,7 +193,7 @@ class Sample:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens to compute before it can go on: all but the newest."""
+        """The tokens to compute before it can continue: all but the newest."""
         return (self.request.prompt + self.tokens)[:-1]
 
     @property
@@ -209,12 +210,12 @@ class Sample:
 
     @property
     def truncated(self) -> bool:
-        """Whether its next draw needs more than temperature."""
+        """Whether the next draw uses top-k, top-p or min_tokens."""
         params = self.request.params
         return params.top_k > 0 or params.top_p < 1 or self.forbids_stops
 
     def take(self, token: int, logprob: float, entropy: float, version: int) -> None:
-        """Note a draw that was read, the weights that it was drawn by, and the end."""
+        """Record a token that was read, its weight version, and whether the sequence ends."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.entropies.append(entropy)
@@ -225,11 +226,11 @@ class Sample:
             self.finish = "length"
 
     def fail(self) -> None:
-        """The draw was none."""
+        """Record that sampling failed."""
         self.finish, self.error = "error", "the model gave NaN or infinite logits"
 
     def restart(self) -> None:
-        """Forget everything drawn; the next token is the first again, of the same stream."""
+        """Drop all tokens; the next token is the first again, of the same random stream."""
         self.started, self.drawn = False, 0
         self.history = ScheduleHistory(self.request.schedule)
         self.restarts += 1
@@ -237,7 +238,7 @@ class Sample:
             getattr(self, name).clear()
 
     def completion(self, spec: ModelSpec, rule: Rule | None) -> Completion:
-        """The record of it, once it has ended."""
+        """Return the completion, once the sample has ended."""
         assert self.finish is not None
         request, history = self.request, self.history
         sizes = len(request.prompt), len(self.tokens)
@@ -256,6 +257,7 @@ class Sample:
             finish_reason=self.finish,
             error=self.error,
             attention=history.describe(*sizes),
+            text=None if request.decode is None else request.decode(self.tokens),
             adapter=request.adapter,
             seed=self.seed,
             swaps=self.swaps,
@@ -264,8 +266,8 @@ class Sample:
         )
 
 
-def _matrix(rows: list[Any], dtype: type, wanted: int) -> Any:
-    if not wanted:
+def _matrix(rows: list[Any], dtype: type, requested: int) -> Any:
+    if not requested:
         return None
     return np.array(rows, dtype=dtype) if rows else np.empty((0, 0), dtype)
 
@@ -275,7 +277,7 @@ def kept_shares(
 ) -> Shares | None:
     """The share of keys and values that each token's step read, over all layers.
 
-    None under a rule that keeps by mass: there the scores decide, and nobody counts them.
+    None under a rule that keeps by mass: there the scores decide, and kept tokens are not counted.
     The first token comes from the prompt, which is dense; token i from a step at length prompt + i.
     """
     shares = np.ones(tokens, dtype=np.float32)
@@ -299,8 +301,8 @@ def sample_seeds(params: SamplingParams) -> list[int]:
 
 def stop_ids(spec: ModelSpec, params: SamplingParams) -> frozenset[int]:
     """The tokens that end an answer."""
-    own = frozenset(params.stop_token_ids)
-    return own if params.ignore_eos else own | frozenset(spec.eos_ids)
+    stops = frozenset(params.stop_token_ids)
+    return stops if params.ignore_eos else stops | frozenset(spec.eos_ids)
 
 
 def pages_for(tokens: int, page: int) -> int:

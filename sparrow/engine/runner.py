@@ -31,7 +31,7 @@ GRAPH_OPS = RULE_OPS | {"attend_decode", "write_pages", "sample", "step_inputs",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Tokens start to stop of a prompt (or of a sample that is computed anew)."""
+    """Tokens start to stop of a prompt (or of a sample that is recomputed)."""
 
     owner: Request | Sample
     start: int
@@ -66,7 +66,7 @@ class StepOutput(NamedTuple):
 
 
 class Delivery:
-    """Draws on their way to the host: which samples they belong to, and when they are there."""
+    """Sampled tokens being copied to the host, with the samples they belong to."""
 
     def __init__(self, samples: Sequence[Sample], output: StepOutput, version: int) -> None:
         self.samples = list(samples)
@@ -92,7 +92,7 @@ class Delivery:
             self._top = (_to_host(ids_BK.int()), _to_host(values_BK))
 
     def read(self) -> list[Sample]:
-        """Wait until the draws are there, and hand them to the samples that still live: these."""
+        """Wait for the copy, add the tokens to samples that still run, and return those samples."""
         if self._ready is not None:
             self._ready.synchronize()
         packed = self._draws_4B.numpy()
@@ -148,7 +148,7 @@ class Graphs:
     A graph has one shape: a batch bucket, a width of page tables, and which parts of the step take
     part. Everything it reads and writes has a fixed address; its one input is copied in before the
     replay. Capturing runs the step on spare rows alone, so no sequence notices. It keeps no
-    reference to whoever runs it: memory goes back as soon as an engine sleeps.
+    reference to its runner: memory is freed as soon as an engine sleeps.
     """
 
     def __init__(self, device: torch.device, spare: int) -> None:
@@ -347,7 +347,7 @@ def _computed(tensor: Tensor | None) -> Tensor:
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory, complete when the device has come this far."""
+    """Copy to host memory; complete when the stream has come this far."""
     if not tensor.is_cuda:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -1,4 +1,4 @@
-"""Who runs next, and in which pages: admission, chunks of prompts, preemption.
+"""The scheduler: admission, chunked prefill, preemption, and which pages are used.
 
 Older requests go first and are never preempted for younger ones. A step decodes every resident
 sample that may draw, and beside that computes at most `chunk` prompt tokens, so long prompts do
@@ -21,11 +21,11 @@ Reuse = Literal["prompts", "none"]
 
 
 class SwapFull(RuntimeError):
-    """A sample has to leave, but host memory has no room for it. Nothing has been changed."""
+    """A sample has to be swapped out, but swap_bytes is used up. Nothing has been changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class SchedulerPolicy:
     """How prompts are cut and shared, and what happens when pages run out.
 
     pack    whether chunks of several prompts share a pass of the model, on a GPU; on a CPU prompts
@@ -48,9 +48,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.reuse not in get_args(Reuse):
-            raise ValueError(f"reuse={self.reuse!r}, allowed are {get_args(Reuse)}")
+            raise ValueError(f"reuse={self.reuse!r}, expected one of {get_args(Reuse)}")
         if self.swap_bytes < 0:
-            raise ValueError(f"swap_bytes={self.swap_bytes}, allowed are 0 and more")
+            raise ValueError(f"swap_bytes={self.swap_bytes}, expected 0 or more")
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Scheduler:
     rows: Rows
     cache: ops.PageCache
 
-    def __init__(self, policy: Policy, drain: Callable[[], None]) -> None:
+    def __init__(self, policy: SchedulerPolicy, drain: Callable[[], None]) -> None:
         self.policy = policy
         self.waiting: deque[Request] = deque()  # prompt not computed, or samples yet to start
         self.returning: list[Sample] = []  # out of the cache, oldest first
@@ -88,7 +88,7 @@ class Scheduler:
         self.pool, self.rows, self.cache = pool, rows, cache
 
     def reset(self) -> None:
-        """Forget everybody, and everything that pages hold."""
+        """Drop all requests, and everything that pages hold."""
         self.waiting.clear()
         self.returning.clear()
         self.running.clear()
@@ -96,7 +96,7 @@ class Scheduler:
         self.rows.reset()
 
     def vacate(self) -> None:
-        """Move every sample to host memory and drop what can be computed again; then let go."""
+        """Swap every sample to host memory, drop what can be recomputed, and release the pool."""
         for sample in reversed(self.running[:]):
             self.preempt(sample)
         for request in self.waiting:
@@ -110,7 +110,7 @@ class Scheduler:
         return not (self.waiting or self.returning or self.running)
 
     def plan(self) -> Work:
-        """The next step. Pages are taken and rows entered here; the caller runs it at once."""
+        """Plan the next step. Pages and rows are allocated here; the caller runs it at once."""
         work = self._plan()
         if not work and not self.idle and not self.running:
             # Whoever waits holds pages that the oldest needs: it goes first, they begin again.
@@ -130,8 +130,9 @@ class Scheduler:
 
     def _ready_to_decode(self) -> list[Sample]:
         places: list[tuple[int, int, int]] = []
+        growing = [sample for sample in self.running if sample.lacks_page(self.pool.page)]
         try:
-            for sample in [one for one in self.running if one.lacks_page(self.pool.page)]:
+            for sample in growing:
                 if sample.row is not None and sample.can_draw:
                     self._grow(sample, places)
         finally:  # tables hold what samples hold, even if there was no room for one of them
@@ -139,7 +140,7 @@ class Scheduler:
         return [sample for sample in self.running if sample.can_draw]
 
     def _grow(self, sample: Sample, places: list[tuple[int, int, int]]) -> None:
-        """A page for the token that the next step writes, which begins one."""
+        """Allocate a page for the token that the next step writes."""
         self._make_room(sample)
         if sample.row is not None and sample.can_draw:
             pages = sample.context.pages
@@ -147,7 +148,7 @@ class Scheduler:
             places.append((sample.row, len(pages) - 1, pages[-1]))
 
     def _make_room(self, sample: Sample) -> None:
-        """At least one page for this sample, or it has left itself, being the youngest."""
+        """Free at least one page for this sample; the youngest, maybe itself, is swapped out."""
         if not self.pool.available:
             self._drain()
         if not self.pool.available:
@@ -156,7 +157,7 @@ class Scheduler:
             self.preempt(self.running[-1])
 
     def _drop_beginnings(self, spared: Sample | None = None) -> None:
-        """What was computed for those who do not run yet can be had again."""
+        """Drop the prompts of requests that do not run yet: they can be recomputed."""
         for request in self.waiting:
             self.drop_prompt(request)
         for sample in self.returning:
@@ -164,7 +165,7 @@ class Scheduler:
                 self.evict(sample)
 
     def drop_prompt(self, request: Request) -> None:
-        """Give back what the request itself holds; it is computed again when its turn comes."""
+        """Release the prompt's pages of a request; it is recomputed later."""
         if request.context.pages:
             self.pool.release(request.context.pages)
         request.context = Context()
@@ -173,9 +174,9 @@ class Scheduler:
     # Leaving and coming back.
 
     def preempt(self, sample: Sample, *, swap: bool = True) -> None:
-        """Move a resident sample out; everything launched for it has been read.
+        """Swap a resident sample out; everything launched for it has been read.
 
-        Without swapping what is in its pages is dropped, and computed anew when it comes back.
+        Without swapping the contents of its pages are dropped, and recomputed later.
         """
         assert sample.drawn == len(sample.tokens), "a sample leaves while its draw is on its way"
         sample.context.computed = sample.length - 1
@@ -187,7 +188,7 @@ class Scheduler:
         insort(self.returning, sample, key=_age)
 
     def renew(self, request: Request, *, restart: bool) -> None:
-        """What was computed for a request is no longer valid; samples restart or are recomputed."""
+        """Invalidate what was computed for a request; samples restart or are recomputed."""
         for sample in (sample for sample in request.samples if sample.live and sample.started):
             if sample.row is not None:
                 self.preempt(sample, swap=False)
@@ -200,7 +201,7 @@ class Scheduler:
                 sample.restart()
         self.drop_prompt(request)
         if request.unstarted and request not in self.waiting:
-            self.waiting = deque(sorted((*self.waiting, request), key=lambda each: each.id))
+            self.waiting = deque(sorted((*self.waiting, request), key=lambda waiting: waiting.id))
 
     def _swap_out(self, sample: Sample) -> None:
         held = sum(copy.nbytes for out in self.returning for copy in (out.swapped or {}).values())
@@ -216,7 +217,7 @@ class Scheduler:
         sample.swaps += 1
 
     def evict(self, sample: Sample) -> None:
-        """Take row and pages away from a resident sample, or one that is being computed anew."""
+        """Release the row and pages of a resident sample, or of one that is being recomputed."""
         if sample.row is not None:
             self.rows.leave(sample)
             self.running.remove(sample)
@@ -227,7 +228,7 @@ class Scheduler:
             sample.context.computed = 0
 
     def _bring_back(self, work: Work, tokens: int) -> int:
-        """Samples return, oldest first, while there is room; the prompt tokens that remain."""
+        """Resume swapped samples, oldest first, as room allows; return the prompt tokens left."""
         for sample in list(self.returning):
             if not self.rows.free:
                 break
@@ -255,7 +256,7 @@ class Scheduler:
         return True
 
     def _reserve(self) -> int:
-        """Pages left to those that run already, so that nobody enters only to leave again."""
+        """Pages reserved for running samples, so that none is admitted only to be swapped out."""
         return len(self.running)
 
     # Prompts.
@@ -305,13 +306,13 @@ class Scheduler:
             work.passes.append([chunk])
 
     def _share_prefix(self, owner: Request | Sample) -> None:
-        """Take over pages that hold the owner's first tokens; its last one is always computed."""
+        """Share cached pages of the owner's prefix; its last token is always computed."""
         if self.policy.reuse == "none":
             return
         page, most = self.pool.page, len(owner.ids) - 1
-        found = self.pool.find(_keys(owner, page))
-        shared = min(len(found) * page, most) // self.policy.quantum * self.policy.quantum
-        owner.context.pages = found[: shared // page]
+        cached = self.pool.find(_keys(owner, page))
+        shared = min(len(cached) * page, most) // self.policy.quantum * self.policy.quantum
+        owner.context.pages = cached[: shared // page]
         owner.context.computed = shared
         self.pool.share(owner.context.pages)
 
@@ -341,14 +342,14 @@ class Scheduler:
         full = len(request.prompt) // self.pool.page
         pages, unfinished = request.context.pages[:full], request.context.pages[full:]
         self.pool.share(pages)
-        own = self.pool.take(len(unfinished))
-        work.copies += zip(unfinished, own, strict=True)
-        return pages + own
+        copies = self.pool.take(len(unfinished))
+        work.copies += zip(unfinished, copies, strict=True)
+        return pages + copies
 
     # The end.
 
     def retire(self, sample: Sample) -> None:
-        """A sample has ended, wherever it stood."""
+        """Release everything of a sample that has ended."""
         if sample in self.returning:
             self.returning.remove(sample)
         sample.swapped = None
@@ -359,7 +360,7 @@ class Scheduler:
             self.drop_prompt(request)
 
     def held_pages(self) -> Iterator[int]:
-        """Every reference to a page that requests and samples hold, one by one."""
+        """Yield every reference to a page that requests and samples hold."""
         holders: list[Request | Sample] = [*self.waiting, *self.returning, *self.running]
         for holder in holders:
             yield from holder.context.pages

@@ -1,4 +1,4 @@
-"""The engine's weights by Hugging Face names: taken over in place, moved out, brought back."""
+"""The engine's weights by Hugging Face names: updated in place, offloaded, reloaded."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal
@@ -20,53 +20,53 @@ class WeightStore:
         self.model = model
         self.present = True
         self._device = model.device
-        self._outside: dict[nn.Parameter, Tensor] = {}
+        self._offloaded: dict[nn.Parameter, Tensor] = {}
         self._edition = model.edition
 
     def write(self, items: Items, *, have: int, base: int | None) -> None:
-        """Copy items into the views; all is checked before the first one is written.
+        """Copy tensors into the views; all are checked before the first is written.
 
         A part of the model is laid over the version it was made from, and no other.
         """
-        given: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, tensor in items.items() if isinstance(items, Mapping) else items:
-            if name in given:
+            if name in tensors:
                 raise ValueError(f"{name} is given twice")
-            given[name] = tensor
+            tensors[name] = tensor
         self._views = hf_views(self.model)
         if base is not None and base != have:
             raise ValueError(f"the update was made from version {base}, the engine has {have}")
         if base is not None and not self.present:
             raise ValueError("the weights were dropped: give all of them (base_version=None)")
-        tied_copy = given.pop(HEAD, None) if self.model.spec.tied else None
-        self._check(given, whole=base is None)
-        embedding = given.get("model.embed_tokens.weight")
+        tied_copy = tensors.pop(HEAD, None) if self.model.spec.tied else None
+        self._check(tensors, whole=base is None)
+        embedding = tensors.get("model.embed_tokens.weight")
         if tied_copy is not None and (
             embedding is None or not torch.equal(tied_copy.to(embedding), embedding)
         ):
             raise ValueError(f"{HEAD} differs from the embedding, but the model ties the two")
         self.model.edition += 1
         with torch.no_grad():
-            for name, tensor in given.items():
+            for name, tensor in tensors.items():
                 self._views[name].copy_(tensor)
         self.present, self._edition = True, self.model.edition
 
-    def _check(self, given: dict[str, Tensor], *, whole: bool) -> None:
-        unknown = sorted(given.keys() - self._views.keys())
+    def _check(self, tensors: dict[str, Tensor], *, whole: bool) -> None:
+        unknown = sorted(tensors.keys() - self._views.keys())
         if unknown:
             raise ValueError(f"the model has no weights {', '.join(unknown[:3])}")
-        missing = sorted(self._views.keys() - given.keys())
+        missing = sorted(self._views.keys() - tensors.keys())
         if whole and missing:
             raise ValueError(
                 f"{len(missing)} weights are missing, {missing[0]} first; a part of the model "
                 "needs the base_version that it was made from"
             )
-        for name, tensor in given.items():
-            wanted = self._views[name].shape
+        for name, tensor in tensors.items():
+            shape = self._views[name].shape
             if not isinstance(tensor, Tensor) or tensor.is_meta or tensor.layout != torch.strided:
                 raise ValueError(f"{name} is no plain tensor: {type(tensor).__name__}")
-            if tensor.shape != wanted:
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(wanted)}")
+            if tensor.shape != shape:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(shape)}")
             if not tensor.is_floating_point():
                 raise ValueError(f"{name} has dtype {tensor.dtype}, not a float")
 
@@ -81,8 +81,8 @@ class WeightStore:
         if not self.model.head.numel():
             raise ValueError("the model's weights are out: another engine on it sleeps")
 
-    def leave(self, stay: Stay) -> None:
-        """Give the weights' memory back, or not."""
+    def offload(self, stay: Stay) -> None:
+        """Free the weights' memory, unless they are kept."""
         if stay == "keep":
             return
         self.present = self.present and stay == "host"
@@ -91,14 +91,14 @@ class WeightStore:
             if self.present:
                 pinned = self._device.type == "cuda"
                 host = torch.empty(weights.shape, dtype=weights.dtype, pin_memory=pinned)
-                self._outside[parameter] = host.copy_(weights)
+                self._offloaded[parameter] = host.copy_(weights)
             else:  # the shape alone
-                self._outside[parameter] = torch.empty_like(weights, device="meta")
+                self._offloaded[parameter] = torch.empty_like(weights, device="meta")
             parameter.data = weights.new_empty(0)
 
-    def enter(self) -> None:
-        """Have storage again, with the weights that `leave` kept."""
-        for parameter, host in self._outside.items():
+    def reload(self) -> None:
+        """Allocate storage again, with the weights that `offload` kept."""
+        for parameter, host in self._offloaded.items():
             place = torch.empty(host.shape, dtype=host.dtype, device=self._device)
             parameter.data = place.copy_(host) if self.present else place
-        self._outside.clear()
+        self._offloaded.clear()

@@ -1,4 +1,4 @@
-"""Bins of lengths, and schedules with other budgets in one of them. Pure: a schedule comes back.
+"""Bins of lengths, and pure functions that change the budget of a schedule in one of them.
 
 Budgets by layer and KV head move as the common ones do. Every result is a schedule that is valid:
 budgets do not fall with the length, and none is below the pages that are always kept.
@@ -23,7 +23,7 @@ ROUNDING = 1e-9  # pages: 1.1 * 160 tokens are 11 pages, not 11.000000000000002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bins:
-    """The lengths that the gate tells apart: bin i is bin i of its schedule, if there is one.
+    """The gate's bins of lengths: bin i is bin i of its schedule, if there is one.
 
     longest: tokens of the longest sequence, so that tokens are drawn at lengths below it. mass:
     whether the flow keeps by mass, where a budget is only a cap and DENSE alone keeps everything.
@@ -63,14 +63,14 @@ def make_bins(
     schedule: Schedule | None, *, width: int | None, longest: int, mass: bool = False
 ) -> tuple[Schedule | None, Bins]:
     """The schedule in the bins of the gate, with the same budget at every length, and the bins."""
-    own = [0] if schedule is None else [int(start) for start in schedule.lengths]
+    starts_given = [0] if schedule is None else [int(start) for start in schedule.lengths]
     if width is not None:
-        edges = sorted({*own, *range(0, longest, width)})
-    elif sum(start < longest for start in own) > 1:
-        edges = own
+        edges = sorted({*starts_given, *range(0, longest, width)})
+    elif sum(start < longest for start in starts_given) > 1:
+        edges = starts_given
     else:
-        edges = sorted({*own, *range(0, longest, -(-longest // PARTS))})
-    if len(edges) > MOST_BINS and edges != own:
+        edges = sorted({*starts_given, *range(0, longest, -(-longest // PARTS))})
+    if len(edges) > MOST_BINS and edges != starts_given:
         raise ValueError(
             f"gate: got bins of {width} tokens, which makes {len(edges)} bins below {longest} "
             f"(the schedule's edges included), allowed: at most {MOST_BINS}"
@@ -96,10 +96,10 @@ def raised(schedule: Schedule, place: int, factor: float, bins: Bins) -> Schedul
     the factor, a raise is one.
     """
     rows = _rows(schedule)
-    own, enough, full = rows[:, place], bins.enough(place), bins.full(place)
-    next_page = (own // schedule.page + 1) * schedule.page
-    more = np.maximum(_whole_pages(own * factor, schedule.page), next_page).clip(max=DENSE)
-    rows[:, place] = np.where(own >= enough, own, np.where(more >= enough, full, more))
+    current, enough, full = rows[:, place], bins.enough(place), bins.full(place)
+    next_page = (current // schedule.page + 1) * schedule.page
+    more = np.maximum(_whole_pages(current * factor, schedule.page), next_page).clip(max=DENSE)
+    rows[:, place] = np.where(current >= enough, current, np.where(more >= enough, full, more))
     return _lifted(schedule, rows, place)
 
 
@@ -119,8 +119,8 @@ def lowered(
     `seen`: prompts are longer) hold nothing back: they go down with it.
     """
     rows = _rows(schedule)
-    own = np.minimum(rows[:, place], bins.end(place))
-    less = _whole_pages(own / factor, schedule.page)
+    current = np.minimum(rows[:, place], bins.end(place))
+    less = _whole_pages(current / factor, schedule.page)
     before = [rows[:, i] for i in range(place) if seen[i]]
     floor = before[-1] if before else (schedule.first + schedule.last) * schedule.page
     rows[:, place] = np.minimum(rows[:, place], np.maximum(less, floor))
@@ -136,11 +136,11 @@ def changed(before: Schedule, after: Schedule) -> list[int]:
 
 def renamed(schedule: Schedule, what: str) -> Schedule:
     """NAME+gateN, one more than before, and `what` was done added to its note on the gate."""
-    given = re.fullmatch(r"(.+)\+gate(\d+)", schedule.name, flags=re.DOTALL)
-    name, count = (given[1], int(given[2])) if given else (schedule.name, 0)
-    said = [note.text for note in schedule.provenance if note.key == NOTE]
+    match = re.fullmatch(r"(.+)\+gate(\d+)", schedule.name, flags=re.DOTALL)
+    name, count = (match[1], int(match[2])) if match else (schedule.name, 0)
+    history = [note.text for note in schedule.provenance if note.key == NOTE]
     others = tuple(note for note in schedule.provenance if note.key != NOTE)
-    note = Note(key=NOTE, text="; ".join([*said, what]))
+    note = Note(key=NOTE, text="; ".join([*history, what]))
     return schedule.replace(name=f"{name}+gate{count + 1}", provenance=(*others, note))
 
 
@@ -150,8 +150,8 @@ def _rows(schedule: Schedule) -> Rows:
 
 
 def _with_rows(schedule: Schedule, rows: Rows, **others: Any) -> Schedule:
-    own = zip(schedule.layers, rows[1:], strict=True)
-    layers = tuple(item.replace(budgets=row) for item, row in own)
+    pairs = zip(schedule.layers, rows[1:], strict=True)
+    layers = tuple(item.replace(budgets=row) for item, row in pairs)
     return schedule.replace(budgets=rows[0], layers=layers, **others)
 
 

@@ -1,20 +1,20 @@
-"""The tail gate. Its policy, for every bin of lengths, after every step:
+"""The tail gate: judges acceptance by length after every step, and changes budgets.
 
 Judge. A bin is judged by the exact acceptances of its last `window` steps, once these are at least
-`least` tokens of at least `prompts` prompts, and only at looks that bring new tokens for it. It is
+`least` tokens of at least `prompts` prompts, and only at checks with new tokens for it. It is
 *below* if p05 < target, *surely below* if the upper end of p05's interval is; it has *slack* if the
 lower end is above target + slack.
 
-Act, bins in order of length, when a bin is surely below, or below at `patience` looks in a row:
+Act, bins in order of length, when a bin is surely below, or below at `patience` checks in a row:
 1. Raise its budget by `factor`, in whole pages, at most `raises` times.
 2. Then run the bin dense: a budget that no length of it exceeds. A raise that gets there is that.
 3. A bin that is dense already and still surely below stops the run: budgets cannot help. With a
    dense rollout that is the first answer. Below without being surely so is a warning there.
 Budgets may not fall with the length, so later bins are lifted to at least the same.
 
-Lower (with `lower`): a bin that has slack at `patience` looks in a row goes down by `factor`, never
-below the pages that are always kept, never below the bin before it. A bin that was ever raised is
-never lowered: it was found to need what it has, and would only go back and forth.
+Lower (with `lower`): a bin that has slack at `patience` checks in a row goes down by `factor`,
+never below the pages that are always kept, never below the bin before it. A bin that was ever
+raised is never lowered: it was found to need what it has, and would only go back and forth.
 
 After a change the windows of all bins with another budget start anew, as their acceptances belong
 to budgets that are gone. So do those of later dense bins: their tokens read keys and values that
@@ -49,7 +49,7 @@ SEEDS = 2 * budgets.MOST_BINS  # bootstrap seeds of a step: all bins together, t
 # The window of one bin: the acceptances of its last steps, and what was concluded so far.
 
 
-class Sample(NamedTuple):
+class BinSample(NamedTuple):
     """The tokens of one trajectory that were drawn in the bin."""
 
     step: int
@@ -57,7 +57,7 @@ class Sample(NamedTuple):
     alpha: Floats
 
 
-class Sum(NamedTuple):
+class RatioSum(NamedTuple):
     """The estimates of all tokens of a step in the bin."""
 
     step: int
@@ -66,66 +66,68 @@ class Sum(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Watch:
-    """One bin: its window, and what the gate remembers of it."""
+class BinWindow:
+    """The window of one bin: recent acceptances and the gate's counters."""
 
-    samples: list[Sample] = field(default_factory=list)
-    sums: list[Sum] = field(default_factory=list)
-    below: int = 0  # looks in a row with p05 below target
-    slack: int = 0  # looks in a row with p05 surely above target and slack
+    samples: list[BinSample] = field(default_factory=list)
+    sums: list[RatioSum] = field(default_factory=list)
+    below: int = 0  # checks in a row with p05 below target
+    slack: int = 0  # checks in a row with p05 surely above target and slack
     ups: int = 0  # times the gate raised it or made it dense
     warned: int | None = None  # step of the last warning
     seen: bool = False  # whether a token was ever drawn in it
 
     def forget(self, until: int) -> None:
-        """Drop what is of this step or earlier."""
-        self.samples = [each for each in self.samples if each.step > until]
-        self.sums = [each for each in self.sums if each.step > until]
+        """Drop samples of this step and earlier."""
+        self.samples = [item for item in self.samples if item.step > until]
+        self.sums = [item for item in self.sums if item.step > until]
 
     def fresh(self, step: int) -> bool:
-        """Whether a step brought exact tokens."""
+        """Whether a step added exact acceptances."""
         return bool(self.samples) and self.samples[-1].step == step
 
     def clear(self) -> None:
-        """Start anew: what was seen belongs to other budgets."""
+        """Reset the window: its samples belong to other budgets."""
         self.samples, self.sums = [], []
         self.below = self.slack = 0
 
     def state(self) -> dict[str, Any]:
         """Plain data that JSON keeps exactly; acceptances as base64 of float32."""
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
         samples = [[step, prompt, _packed(alpha)] for step, prompt, alpha in self.samples]
-        return own | {"samples": samples, "sums": [list(each) for each in self.sums]}
+        return values | {"samples": samples, "sums": [list(item) for item in self.sums]}
 
     @classmethod
-    def restore(cls, state: dict[str, Any]) -> "Watch":
+    def restore(cls, state: dict[str, Any]) -> "BinWindow":
         """Inverse of `state`."""
-        samples = [Sample(step, prompt, _unpacked(text)) for step, prompt, text in state["samples"]]
-        sums = [Sum(*each) for each in state["sums"]]
+        samples = [
+            BinSample(step, prompt, _unpacked(text)) for step, prompt, text in state["samples"]
+        ]
+        sums = [RatioSum(*item) for item in state["sums"]]
         return cls(**(state | {"samples": samples, "sums": sums}))
 
 
-def figures(watches: Sequence[Watch], seed: int) -> Figures:
+def figures(windows: Sequence[BinWindow], seed: int) -> Figures:
     """Quantiles and mean over the windows of some bins together, p05 with its interval."""
     by_prompt: dict[str, list[Floats]] = {}  # of whichever steps, in order of appearance
-    for sample in (sample for watch in watches for sample in watch.samples):
+    for sample in (sample for window in windows for sample in window.samples):
         by_prompt.setdefault(sample.prompt, []).append(sample.alpha)
-    groups = [np.concatenate(each) for each in by_prompt.values()]
-    estimated = sum(each.tokens for watch in watches for each in watch.sums)
-    total = sum(each.total for watch in watches for each in watch.sums)
-    found: dict[str, float | None] = dict.fromkeys(("p01", "p05", "low", "high", "p50", "mean"))
+    groups = [np.concatenate(part) for part in by_prompt.values()]
+    estimated = sum(part.tokens for window in windows for part in window.sums)
+    total = sum(part.total for window in windows for part in window.sums)
+    quantiles: dict[str, float | None] = dict.fromkeys(("p01", "p05", "low", "high", "p50", "mean"))
     if groups:
         every = np.concatenate(groups)
         tail = quantile_interval(groups, TAIL, seed=seed)
         p01, p50 = np.quantile(every, [0.01, 0.5])
-        found = {"p01": p01, "p05": tail.value, "low": tail.low, "high": tail.high}
-        found |= {"p50": p50, "mean": every.mean(dtype=np.float64)}
+        quantiles = {"p01": p01, "p05": tail.value, "low": tail.low, "high": tail.high}
+        quantiles |= {"p50": p50, "mean": every.mean(dtype=np.float64)}
     return Figures(
         tokens=sum(map(len, groups)),
         prompts=len(groups),
         estimated=estimated,
         estimate=total / estimated if estimated else None,
-        **found,
+        **quantiles,
     )
 
 
@@ -157,44 +159,44 @@ class Gate:
         self.schedule, self._bins = budgets.make_bins(
             schedule, width=config.bin, longest=longest, mass=mass
         )
-        self._watches = [Watch() for _ in self._bins.starts]
+        self._windows = [BinWindow() for _ in self._bins.starts]
         self._step = -1
 
     def observe(
         self, step: int, readings: Sequence[Reading], estimates: Sequence[RatioEstimate] = ()
     ) -> Look:
-        """What the trajectories of a step, drawn under `schedule`, show; and what is done."""
+        """Add the acceptances of a step, drawn under `schedule`; judge every bin, and act."""
         if step <= self._step:
-            raise ValueError(f"Gate.observe: got step {step}, allowed: above {self._step}")
-        read = [self._bins.places(each.lengths) for each in readings]
-        estimated = [self._bins.places(each.lengths) for each in estimates]
+            raise ValueError(f"Gate.observe: expected a step above {self._step}, got {step}")
+        read = [self._bins.places(part.lengths) for part in readings]
+        estimated = [self._bins.places(part.lengths) for part in estimates]
         self._step = step
-        for watch in self._watches:
-            watch.forget(step - self.config.window)
+        for window in self._windows:
+            window.forget(step - self.config.window)
         for reading, places in zip(readings, read, strict=True):
             for place in np.unique(places):
                 alpha = reading.alpha[places == place]
-                self._watches[place].samples.append(Sample(step, reading.prompt, alpha))
+                self._windows[place].samples.append(BinSample(step, reading.prompt, alpha))
         self._average(estimates, estimated)
-        bins = tuple(self._look(place) for place in range(len(self._watches)))
+        bins = tuple(self._judge(place) for place in range(len(self._windows)))
         return Look(
             step=step,
             target=self.config.target,
             bins=bins,
-            overall=figures(self._watches, step * SEEDS),
+            overall=figures(self._windows, step * SEEDS),
             budget=self._mean_budget(estimates or readings),
             actions=tuple(self._answers(bins)),  # last: it changes budgets and windows
         )
 
     def state(self) -> dict[str, Any]:
-        """All that later looks depend on, as plain data for JSON."""
+        """All that later checks depend on, as plain data for JSON."""
         return {
             "step": self._step,
             "longest": self._bins.longest,
             "mass": self._bins.mass,
             "starts": list(self._bins.starts),
             "schedule": None if self.schedule is None else to_dict(self.schedule),
-            "watches": [watch.state() for watch in self._watches],
+            "watches": [window.state() for window in self._windows],
         }
 
     @classmethod
@@ -207,29 +209,29 @@ class Gate:
                 f"Gate.restore: got a state with bins that start at {state['starts']}, "
                 f"allowed: {list(gate._bins.starts)}, as gate.bin = {config.bin} has them"
             )
-        gate._watches = [Watch.restore(each) for each in state["watches"]]
+        gate._windows = [BinWindow.restore(window) for window in state["watches"]]
         gate._step = state["step"]
         return gate
 
-    # What is seen.
+    # Judging bins.
 
     def _average(self, estimates: Sequence[RatioEstimate], placed: Sequence[budgets.Rows]) -> None:
         """Sums of this step's estimates to the windows of their bins. placed: bins of tokens."""
-        totals = np.zeros(len(self._watches))
-        counts = np.zeros(len(self._watches), np.int64)
+        totals = np.zeros(len(self._windows))
+        counts = np.zeros(len(self._windows), np.int64)
         for estimate, places in zip(estimates, placed, strict=True):
             totals += np.bincount(places, estimate.ratio, len(totals))
             counts += np.bincount(places, minlength=len(counts))
-        for watch, total, count in zip(self._watches, totals, counts, strict=True):
-            watch.sums += [Sum(self._step, float(total), int(count))] if count else []
-            watch.seen |= bool(count) or watch.fresh(self._step)
+        for window, total, count in zip(self._windows, totals, counts, strict=True):
+            window.sums += [RatioSum(self._step, float(total), int(count))] if count else []
+            window.seen |= bool(count) or window.fresh(self._step)
 
-    def _look(self, place: int) -> BinLook:
-        found = figures([self._watches[place]], self._step * SEEDS + 1 + place)
-        enough = found.tokens >= self.config.least and found.prompts >= self.config.prompts
+    def _judge(self, place: int) -> BinLook:
+        summary = figures([self._windows[place]], self._step * SEEDS + 1 + place)
+        enough = summary.tokens >= self.config.least and summary.prompts >= self.config.prompts
         now: State = "dense" if self._dense(place) else "sparse"
         return BinLook(
-            **to_dict(found),
+            **to_dict(summary),
             start=self._bins.starts[place],
             stop=self._bins.stops[place],
             budget=self._budget(place),
@@ -244,7 +246,7 @@ class Gate:
 
     def _mean_budget(self, tokens: Sequence[Reading | RatioEstimate]) -> float | None:
         """Over tokens, of what the common budget lets them read: never more than their length."""
-        lengths = np.concatenate([np.zeros(0, np.int32), *(each.lengths for each in tokens)])
+        lengths = np.concatenate([np.zeros(0, np.int32), *(part.lengths for part in tokens)])
         if not len(lengths):
             return None
         if self.schedule is None:
@@ -252,45 +254,45 @@ class Gate:
         budget = self.schedule.budgets[self._bins.places(lengths)]
         return float(np.minimum(budget, lengths).mean())
 
-    # What is done.
+    # Actions.
 
     def _answers(self, bins: Sequence[BinLook]) -> list[Action]:
         """Actions by the policy, in order of length; each may change what later bins have."""
         actions: list[Action] = []
-        for place, (bin, watch) in enumerate(zip(bins, self._watches, strict=True)):
-            if self.config.mode == "off" or not bin.judged or not watch.fresh(self._step):
+        for place, (bin, window) in enumerate(zip(bins, self._windows, strict=True)):
+            if self.config.mode == "off" or not bin.judged or not window.fresh(self._step):
                 continue  # a bin whose window an earlier action has cleared is not fresh either
-            action = self._answer(place, bin, watch)
+            action = self._answer(place, bin, window)
             actions += [action] if action else []
         return actions
 
-    def _answer(self, place: int, bin: BinLook, watch: Watch) -> Action | None:
-        """Count this look, and act if it is time."""
+    def _answer(self, place: int, bin: BinLook, window: BinWindow) -> Action | None:
+        """Update the counters of a bin, and act if they say so."""
         config = self.config
         p05, low, high = bin.tail
-        watch.below = watch.below + 1 if p05 < config.target else 0
-        watch.slack = watch.slack + 1 if low > config.target + config.slack else 0
-        if high < config.target or watch.below >= config.patience:
+        window.below = window.below + 1 if p05 < config.target else 0
+        window.slack = window.slack + 1 if low > config.target + config.slack else 0
+        if high < config.target or window.below >= config.patience:
             if config.mode == "warn":
                 return self._warn(place, bin, "nothing was changed, as the gate only warns")
             return self._guard(place, bin, sure=high < config.target)
-        may_lower = config.lower and config.mode == "act" and watch.ups == 0
-        if may_lower and watch.slack >= config.patience and self.schedule is not None:
+        may_lower = config.lower and config.mode == "act" and window.ups == 0
+        if may_lower and window.slack >= config.patience and self.schedule is not None:
             return self._lower(place, bin, self.schedule)
         return None
 
     def _warn(self, place: int, bin: BinLook, why: str) -> Action | None:
-        """At most once in a window."""
-        watch = self._watches[place]
-        if watch.warned is not None and self._step - watch.warned < self.config.window:
+        """Warn, at most once in a window."""
+        window = self._windows[place]
+        if window.warned is not None and self._step - window.warned < self.config.window:
             return None
-        watch.warned = self._step
+        window.warned = self._step
         return self._action("warn", place, bin, why)
 
     def _guard(self, place: int, bin: BinLook, *, sure: bool) -> Action | None:
-        """Raise, then dense, then stop."""
+        """Raise the budget, then run the bin dense, then stop the run."""
         if self.schedule is not None and not self._dense(place):
-            return self._up(place, bin, self.schedule)
+            return self._raise(place, bin, self.schedule)
         why = "the bin is dense already, so no budget of it can help"
         if self.schedule is None:
             why = "the rollout is dense, so the engine and the trainer differ"
@@ -298,18 +300,18 @@ class Gate:
             return self._warn(place, bin, f"{why}; it stops once it is surely below")
         return self._action("stop", place, bin, f"{why}: training stops")
 
-    def _up(self, place: int, bin: BinLook, before: Schedule) -> Action:
+    def _raise(self, place: int, bin: BinLook, before: Schedule) -> Action:
         """More budget for a bin that is not dense: a raise while there are any left."""
-        watch, most = self._watches[place], self.config.raises
-        watch.ups += 1
-        if watch.ups <= most:
+        window, most = self._windows[place], self.config.raises
+        window.ups += 1
+        if window.ups <= most:
             after = budgets.raised(before, place, self.config.factor, self._bins)
-            why = f"raise {watch.ups} of {most}"
+            why = f"raise {window.ups} of {most}"
         else:
             after = budgets.made_dense(before, place, self._bins)
             why = f"dense after {most} raises"
         kind: Kind = "dense" if budgets.is_dense(after, place, self._bins) else "raise"
-        if kind == "dense" and watch.ups <= most:
+        if kind == "dense" and window.ups <= most:
             why += ", which makes the bin dense"
         if any(other > place for other in budgets.changed(before, after)):
             why += "; later bins are lifted to at least that, as budgets may not fall"
@@ -317,12 +319,12 @@ class Gate:
 
     def _lower(self, place: int, bin: BinLook, before: Schedule) -> Action | None:
         """Less budget for a bin with slack; None where nothing holds less."""
-        seen = [watch.seen for watch in self._watches]
+        seen = [window.seen for window in self._windows]
         after = budgets.lowered(before, place, self.config.factor, self._bins, seen)
         different = budgets.changed(before, after)
         if place not in different:
             return None
-        why = f"slack at {self._watches[place].slack} looks in a row"
+        why = f"slack at {self._windows[place].slack} checks in a row"
         if different[0] < place:
             why += "; bins before it, in which no token was ever drawn, go down with it"
         return self._change("lower", place, bin, before, after, why)
@@ -330,17 +332,17 @@ class Gate:
     def _change(
         self, kind: Kind, place: int, bin: BinLook, before: Schedule, after: Schedule, why: str
     ) -> Action:
-        """Take other budgets into use; windows that belong to the old ones start anew."""
+        """Apply other budgets; windows of the old ones are reset."""
         new = int(after.budgets[place])
         both = ("all" if b == DENSE else str(b) for b in (int(before.budgets[place]), new))
         moved = f"{' -> '.join(both)} tokens"
         action = self._action(kind, place, bin, f"budget {moved} ({why})", after=new)
-        where = bin_words(bin.start, bin.stop)
+        where = describe_bin(bin.start, bin.stop)
         self.schedule = budgets.renamed(after, f"step {self._step}: {kind} at {where}, {moved}")
         different = budgets.changed(before, after)
-        for other, watch in enumerate(self._watches):
+        for other, window in enumerate(self._windows):
             if other in different or (other > place and self._dense(other)):
-                watch.clear()
+                window.clear()
         return action
 
     def _action(
@@ -356,29 +358,29 @@ class Gate:
             after=before if after is None else after,
             **dict(zip(("p05", "low", "high"), bin.tail, strict=True)),
             target=self.config.target,
-            reason=f"{tail_words(bin, self._watches[place], self.config)}: {done}",
+            reason=f"{describe_tail(bin, self._windows[place], self.config)}: {done}",
         )
 
 
-# What it says to people.
+# Descriptions.
 
 
-def bin_words(start: int, stop: int | None) -> str:
-    """Lengths of a bin."""
+def describe_bin(start: int, stop: int | None) -> str:
+    """Describe the lengths of a bin."""
     return f"lengths {start} on" if stop is None else f"lengths {start} to {stop - 1}"
 
 
-def tail_words(bin: BinLook, watch: Watch, config: GateConfig) -> str:
-    """Where p05 of a judged bin is, from what, and how that lies to the target."""
+def describe_tail(bin: BinLook, window: BinWindow, config: GateConfig) -> str:
+    """Describe p05 of a judged bin, its samples, and how it compares with the target."""
     p05, low, high = bin.tail
     verdict = f"more than {config.slack:g} above the target {config.target:g}"
     if high < config.target:
         verdict = f"surely below the target {config.target:g}"
     elif p05 < config.target:
-        looks = f"{watch.below} look{'s' if watch.below > 1 else ''} in a row"
-        verdict = f"below the target {config.target:g} at {looks}"
+        checks = f"{window.below} check{'s' if window.below > 1 else ''} in a row"
+        verdict = f"below the target {config.target:g} at {checks}"
     return (
-        f"p05 of acceptance at {bin_words(bin.start, bin.stop)} is {p05:.4f} "
+        f"p05 of acceptance at {describe_bin(bin.start, bin.stop)} is {p05:.4f} "
         f"({low:.4f} to {high:.4f}; {bin.tokens} tokens of {bin.prompts} prompts), "
         f"{verdict}"
     )

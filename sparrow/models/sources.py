@@ -1,4 +1,4 @@
-"""Where models come from: the package, a folder, the package index or a hub; and provenance."""
+"""Locates models: in the package, a folder, the package index or a hub; and their provenance."""
 
 import os
 import re
@@ -62,7 +62,7 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 
 def provenance(model: Decoder) -> str:
-    """How the content of a model's folder is known, in a word or two for headers."""
+    """Return how a model's files were verified, in a word or two for headers."""
     folder = model.source
     if folder is None:
         return "random weights"

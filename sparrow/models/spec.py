@@ -132,29 +132,29 @@ class Rope:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "Rope":
         """Read either form: `rope_parameters` (transformers 5) or `rope_theta`, `rope_scaling`."""
-        given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        kinds = given.pop("rope_type", None), given.pop("type", None)
+        parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        kinds = parameters.pop("rope_type", None), parameters.pop("type", None)
         kind = kinds[0] or kinds[1] or "default"
         if not isinstance(kind, str) or kind not in _SCALINGS:
             raise ValueError(
                 f"rope scaling {kind!r:.80} is not supported; supported are {sorted(_SCALINGS)}"
             )
-        if kind == "yarn" and given.get("original_max_position_embeddings") is None:
-            given["original_max_position_embeddings"] = config.get("max_position_embeddings")
-        if given.get("rope_theta") is None:
+        if kind == "yarn" and parameters.get("original_max_position_embeddings") is None:
+            parameters["original_max_position_embeddings"] = config.get("max_position_embeddings")
+        if parameters.get("rope_theta") is None:
             theta = config.get("rope_theta")
-            given["rope_theta"] = 10_000.0 if theta is None else theta
-        given = {name: value for name, value in given.items() if value is not None}
-        if given.get("partial_rotary_factor", 1.0) == 1.0:
-            given.pop("partial_rotary_factor", None)
+            parameters["rope_theta"] = 10_000.0 if theta is None else theta
+        parameters = {name: value for name, value in parameters.items() if value is not None}
+        if parameters.get("partial_rotary_factor", 1.0) == 1.0:
+            parameters.pop("partial_rotary_factor", None)
         try:
-            _SCALINGS[kind].model_validate(given)
+            _SCALINGS[kind].model_validate(parameters)
         except ValidationError as error:
             raise ValueError(f"rope_scaling.{problems(error)}") from None
-        if kind == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
+        if kind == "llama3" and parameters["low_freq_factor"] >= parameters["high_freq_factor"]:
             raise ValueError("rope low_freq_factor must be below high_freq_factor")
-        theta = given.pop("rope_theta")
-        return cls(theta=theta, kind=kind, scaling=tuple(sorted(given.items())))
+        theta = parameters.pop("rope_theta")
+        return cls(theta=theta, kind=kind, scaling=tuple(sorted(parameters.items())))
 
     def to_hf(self) -> dict[str, Any]:
         """Config keys that transformers 4 and 5 both read."""
@@ -282,27 +282,27 @@ class ModelSpec:
 def spec_from_hf(config: Mapping[str, Any], source: str) -> ModelSpec:
     """Read a Hugging Face config.json; `source` names it in errors."""
     with naming(source):
-        given = _HfConfig.model_validate(config)
-        family, heads = given.model_type, given.num_attention_heads
-        architectures = given.architectures or [ARCHITECTURES[family]]
+        hf = _HfConfig.model_validate(config)
+        family, heads = hf.model_type, hf.num_attention_heads
+        architectures = hf.architectures or [ARCHITECTURES[family]]
         if ARCHITECTURES[family] not in architectures:
             raise ValueError(f"architectures {architectures!r:.80} lack {ARCHITECTURES[family]}")
-        sizes = {name: getattr(given, key) for name, key in _SIZES.items()}
-        if given.num_key_value_heads is None:
+        sizes = {name: getattr(hf, key) for name, key in _SIZES.items()}
+        if hf.num_key_value_heads is None:
             if family != "llama":
                 raise ValueError("the key 'num_key_value_heads' is missing")
             sizes["kv_heads"] = heads
-        if given.head_dim is None:  # what transformers takes
-            sizes["head_size"] = 128 if family == "qwen3" else given.hidden_size // heads
+        if hf.head_dim is None:  # what transformers takes
+            sizes["head_size"] = 128 if family == "qwen3" else hf.hidden_size // heads
         return ModelSpec(
             family=family,
             **sizes,
-            norm_eps=given.rms_norm_eps,
-            tied=given.tie_word_embeddings,
+            norm_eps=hf.rms_norm_eps,
+            tied=hf.tie_word_embeddings,
             rope=Rope.from_hf(config),
-            eos_ids=token_ids(given.eos_token_id),
-            bos_id=given.bos_token_id,
-            pad_id=given.pad_token_id,
+            eos_ids=token_ids(hf.eos_token_id),
+            bos_id=hf.bos_token_id,
+            pad_id=hf.pad_token_id,
         )
 
 
@@ -330,7 +330,7 @@ def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
 
 @contextmanager
 def naming(source: object) -> Iterator[None]:
-    """What is wrong with the content of a file begins with the file's name."""
+    """Prefix errors about the content of a file with its name."""
     try:
         yield
     except RecursionError as error:

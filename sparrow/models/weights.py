@@ -81,7 +81,7 @@ class StoredTensor(NamedTuple):
 
 def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
     """The tensors of safetensors files, read from their headers alone."""
-    found: dict[str, StoredTensor] = {}
+    stored: dict[str, StoredTensor] = {}
     for file in files:
         try:
             handle = safe_open(file, framework="pt")
@@ -89,10 +89,10 @@ def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file}: not a whole safetensors file: {error}") from error
         for name, data in tensors.items():
-            if name in found:
-                raise ValueError(f"{file}: tensor {name} also stands in {found[name].file.name}")
-            found[name] = StoredTensor(file, data)
-    return found
+            if name in stored:
+                raise ValueError(f"{file}: tensor {name} also stands in {stored[name].file.name}")
+            stored[name] = StoredTensor(file, data)
+    return stored
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -100,8 +100,8 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.exists():
         if not (folder / WEIGHTS).is_file():
-            wanted = f"{WEIGHTS} or {INDEX}"
-            raise ValueError(f"{folder / WEIGHTS}: no such file (only safetensors: {wanted})")
+            expected = f"{WEIGHTS} or {INDEX}"
+            raise ValueError(f"{folder / WEIGHTS}: no such file (only safetensors: {expected})")
         return [folder / WEIGHTS]
     if (folder / WEIGHTS).exists():
         raise ValueError(f"{folder}: holds both {WEIGHTS} and {INDEX}; which one counts?")
@@ -115,25 +115,25 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_tensors(
-    stored: Mapping[str, StoredTensor], wanted: Mapping[str, Tensor], folder: Path, *, tied: bool
+    stored: Mapping[str, StoredTensor], views: Mapping[str, Tensor], folder: Path, *, tied: bool
 ) -> None:
     """Names, shapes and dtypes of the files fit the model, or a ValueError says which does not."""
-    missing = sorted(wanted.keys() - stored.keys())
+    missing = sorted(views.keys() - stored.keys())
     if missing:
         raise ValueError(f"{folder}: {_some(missing)} missing in the safetensors files")
-    for name, view in wanted.items():
+    for name, view in views.items():
         file, data = stored[name]
-        shape, asked = data.get_shape(), [*view.shape]
-        if shape != asked:
+        shape, expected = data.get_shape(), [*view.shape]
+        if shape != expected:
             raise ValueError(
-                f"{file}: tensor {name} has shape {shape}, the config asks for {asked}"
+                f"{file}: tensor {name} has shape {shape}, the config asks for {expected}"
             )
         if (dtype := data.get_dtype()) not in _FLOATS:
             raise ValueError(f"{file}: tensor {name} has dtype {dtype}, not a float")
     # A tied head's copy (see `check_tied_head`) and rope tables of old checkpoints are no news.
     unused = sorted(
         name
-        for name in stored.keys() - wanted.keys()
+        for name in stored.keys() - views.keys()
         if not (tied and name == HEAD) and not name.endswith("rotary_emb.inv_freq")
     )
     if unused:

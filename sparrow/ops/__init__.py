@@ -1,4 +1,4 @@
-"""Ops: tensors in, tensors out; a definition for each, and faster versions by device."""
+"""Ops: functions of tensors, each with a reference definition and optimised kernels by device."""
 
 from sparrow.ops.dispatch import fastest, settled_weights, using, versions
 from sparrow.ops.reference.acceptance import Comparison, acceptance, compare

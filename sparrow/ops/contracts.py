@@ -1,8 +1,8 @@
-"""What the names of an op's parameters promise about their values, checked before any version runs.
+"""Contracts of ops: checks of arguments by parameter names, before any version runs.
 
 A tensor's name ends in its dimension letters (q_BHD; legend: sparrow/ops/types.py). A letter is the
-same size in all arguments of a call, and the query heads H are a multiple of the KV heads G. What
-else a name asks for is in RULES. Values of tensors are looked at only where that waits for no GPU.
+same size in all arguments of a call, and the query heads H are a multiple of the KV heads G. Other
+rules are in RULES. Values of tensors are checked only where this needs no device synchronisation.
 """
 
 import inspect
@@ -35,22 +35,22 @@ class Contract:
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise a ValueError that names the argument which breaks the contract."""
-        given = dict(zip(self._letters, args, strict=False)) | kwargs
-        given = {n: value for n, value in given.items() if n in self._letters and value is not None}
+        named = dict(zip(self._letters, args, strict=False)) | kwargs
+        named = {n: value for n, value in named.items() if n in self._letters and value is not None}
         sizes: dict[str, int] = {}
-        for name, value in given.items():
+        for name, value in named.items():
             if self._letters[name]:
                 self._check_shape(name, value, sizes)
         if "H" in sizes and sizes["H"] % sizes.get("G", 1):
             raise ValueError(
                 f"{sizes['H']} query heads must be a multiple of {sizes['G']} KV heads"
             )
-        for name, value in given.items():
+        for name, value in named.items():
             if name in RULES:
                 RULES[name](name, value, sizes)
 
     def _check_shape(self, name: str, tensor: Tensor, sizes: dict[str, int]) -> None:
-        """The tensor has the sizes of its letters; sizes seen first are added."""
+        """Check a shape against the sizes of its letters; new letters are added."""
         letters, shape = self._letters[name], tensor.shape
         if len(shape) != len(letters):
             raise ValueError(f"{name} must be {[*letters]}, got shape {[*shape]}")
@@ -79,7 +79,7 @@ def _share(name: str, value: float, _sizes: Sizes) -> None:
 def _temperature(name: str, value: float | Tensor, _sizes: Sizes) -> None:
     if isinstance(value, Tensor):
         if value.requires_grad:
-            raise ValueError(f"{name} carries a gradient, which is not computed")
+            raise ValueError(f"{name} must not require a gradient")
         wrong = not value.is_cuda and not bool((value > 0).all())
     else:
         wrong = not value > 0
@@ -88,20 +88,20 @@ def _temperature(name: str, value: float | Tensor, _sizes: Sizes) -> None:
 
 
 def _bounds(name: str, edges: Tensor, sizes: Sizes) -> None:
-    """One edge more than there are sequences."""
+    """Edges of sequences: one more than sequences."""
     _check_integers(name, edges)
     if edges.ndim != 1 or len(edges) != sizes.get("B", len(edges) - 1) + 1:
         raise ValueError(f"{name} must be [B + 1], got {[*edges.shape]} and {dict(sizes)}")
 
 
 def _budgets(name: str, budgets: Tensor, sizes: Sizes) -> None:
-    """One for each row, or one for each row and KV head."""
+    """One budget per row, or per row and KV head."""
     _check_integers(name, budgets)
     rows = sizes.get("T", sizes.get("B"))
     if tuple(budgets.shape) not in ((rows,), (rows, sizes["G"])):
         raise ValueError(
-            f"{name} {[*budgets.shape]} must be for {rows} rows, or for these and {sizes['G']} "
-            "KV heads"
+            f"{name} must be [{rows}] or [{rows}, {sizes['G']}] (rows, KV heads), "
+            f"got {[*budgets.shape]}"
         )
 
 

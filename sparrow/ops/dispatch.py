@@ -1,9 +1,9 @@
-"""Ops, and which version of one runs: the faster one of the device, or the definition.
+"""Dispatch of ops: to the optimised kernel of the device, or to the definition.
 
-`op` makes an op of its definition. Every version of it computes the same function up to rounding;
-choosing one changes speed, not meaning. `versions` tells what runs, `using("reference")` forces the
-definitions, and so does `using("compiled")`, which has torch.compile join the small kernels of a
-layer: for training, which wants gradients.
+`op` makes an op of its definition. All versions compute the same function up to rounding: the
+choice changes speed alone. `versions` lists the optimised kernels, `using("reference")` forces the
+definitions, and `using("compiled")` runs them with the small kernels of a layer fused by
+torch.compile: for training, which needs gradients.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ Choice = Literal["fastest", "reference", "compiled"]
 PACKAGES = {"cpu": "sparrow.ops.cpu", "cuda": "sparrow.ops.kernels"}
 # Device type -> op -> the module that has a function of the op's name, `supports(op, *arguments)`
 # and `fits(op, dtype, head size)`.
-FASTER = {
+OPTIMISED = {
     "cpu": {
         "attend_decode": "attention",
         "write_pages": "pages",
@@ -52,7 +52,7 @@ _choice: ContextVar[Choice] = ContextVar("ops_choice", default="fastest")
 
 @contextmanager
 def using(choice: Choice) -> Iterator[None]:
-    """Run ops by their definitions in a with-block, in this thread: as they are, or compiled."""
+    """Choose the version of ops in a with-block, in this thread."""
     if choice not in get_args(Choice):
         raise ValueError(f"choice must be one of {get_args(Choice)}, got {choice!r}")
     token = _choice.set(choice)
@@ -64,9 +64,9 @@ def using(choice: Choice) -> Iterator[None]:
 
 @contextmanager
 def settled_weights() -> Iterator[None]:
-    """A promise for a with-block: no work that is still running writes weights.
+    """Promise for a with-block that no running kernel writes weights.
 
-    Products may then read weights before the kernel ahead of them has ended. Outside, they wait.
+    Products may then read weights before the previous kernel has ended. Outside, they wait.
     """
     token = _settled.set(True)
     try:
@@ -76,7 +76,7 @@ def settled_weights() -> Iterator[None]:
 
 
 def fastest() -> bool:
-    """Whether faster versions may run here, and not only definitions."""
+    """Whether optimised kernels may run here, not only definitions."""
     return _choice.get() == "fastest"
 
 
@@ -89,17 +89,17 @@ def weights_settled() -> bool:
 
 
 def versions(device: str, dtype: torch.dtype, head_size: int) -> dict[str, str]:
-    """The faster versions that such a model gets, by op; other ops run their definitions."""
-    found = {op: _faster(op, device) for op in FASTER.get(device, {})}
+    """The optimised kernels for such a model, by op; other ops run their definitions."""
+    modules = {op: _optimised(op, device) for op in OPTIMISED.get(device, {})}
     return {
         op: module.__name__
-        for op, module in found.items()
+        for op, module in modules.items()
         if module is not None and module.fits(op, dtype, head_size)
     }
 
 
 class Op(Generic[P, R]):
-    """A function of tensors: checks its contract, then runs the version that fits.
+    """A function of tensors: checks its contract, then runs the fitting version.
 
     The device is that of the first argument. `definition` is the plain function, whose signature
     and docstring are the contract; it checks nothing and runs anywhere.
@@ -123,7 +123,7 @@ class Op(Generic[P, R]):
     def _version(self, *args: Any, **kwargs: Any) -> Callable[P, R]:
         choice = _choice.get()
         if choice == "fastest":
-            module = _faster(self.name, args[0].device.type)
+            module = _optimised(self.name, args[0].device.type)
             if module is not None and module.supports(self.name, *args, **kwargs):
                 return getattr(module, self.name)
         if choice == "compiled" and self.name in COMPILED:
@@ -132,12 +132,12 @@ class Op(Generic[P, R]):
 
 
 def op(*, gradients: bool = True, checked: bool = True) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Make an op of a definition; `checked=False` where torch itself refuses wrong shapes."""
+    """Decorator: make an op of its definition; `checked=False` where torch refuses wrong shapes."""
     return lambda definition: Op(definition, gradients=gradients, checked=checked)
 
 
 def joiner() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What makes one kernel of a function of small ones (torch.compile), or leaves it as it is."""
+    """The fusing decorator of the chosen version: torch.compile, or the identity."""
     return _compiled if _choice.get() == "compiled" else lambda function: function
 
 
@@ -147,13 +147,13 @@ def _compiled(definition: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def _faster(op: str, device: str) -> ModuleType | None:
-    if op not in FASTER.get(device, {}):
+def _optimised(op: str, device: str) -> ModuleType | None:
+    if op not in OPTIMISED.get(device, {}):
         return None
     try:
-        return import_module(f"{PACKAGES[device]}.{FASTER[device][op]}")
+        return import_module(f"{PACKAGES[device]}.{OPTIMISED[device][op]}")
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
-        warn(f"triton is not installed: {op} runs its slow definition on {device}", stacklevel=4)
+        warn(f"triton is not installed, so {op} runs its slow definition on {device}", stacklevel=4)
         return None

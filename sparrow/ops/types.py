@@ -1,6 +1,6 @@
-"""The vocabulary of the ops: dimension letters, page lists, and the page cache.
+"""Types of the ops: dimension letters, page lists, and the page cache.
 
-Dimension letters, used as suffixes in every tensor name of this room:
+Dimension letters, used as suffixes in every tensor name of this folder:
 
     B  sequences (rows of a batch)    T  tokens, packed over sequences   n  tokens of one block
     H  query heads                    G  KV heads                        R  query heads per KV head
@@ -37,8 +37,8 @@ Scores = Callable[[int, int], Tensor]
 finished at the end of the range. Pages that a query does not have yet may score anything."""
 
 Scorer = Callable[[Tensor, Tensor, Tensor, int], Scores]
-"""What scores the pages of one sequence: given its q, k and v [S, heads, D] and how many of its
-first tokens are dense."""
+"""Scores the pages of one sequence, from its q, k and v [S, heads, D] and the number of its first
+tokens that are dense."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Field:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    start: float = 0.0  # what a state is at first
+    start: float = 0.0  # initial value of a state
 
     @property
     def bytes(self) -> int:
@@ -56,7 +56,7 @@ class Field:
 
 
 def kv_fields(page: int, head_size: int, dtype: torch.dtype) -> tuple[Field, ...]:
-    """Keys and values. What a sparse rule needs beside them, it declares itself."""
+    """Fields of keys and values; a sparse rule declares its own."""
     return (
         Field(name="k", shape=(page, head_size), dtype=dtype),
         Field(name="v", shape=(page, head_size), dtype=dtype),
@@ -64,7 +64,7 @@ def kv_fields(page: int, head_size: int, dtype: torch.dtype) -> tuple[Field, ...
 
 
 class RowState(NamedTuple):
-    """What the device remembers of R resident sequences, one row each.
+    """State of R resident sequences on the device, one row each.
 
     token, length (tokens in the cache, -1: no sequence), seed and drawn (tokens drawn so far) are
     int64 [R], temperature is fp32 [R], the page table int32 [R, M].
@@ -79,7 +79,7 @@ class RowState(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What a decode step needs of the B rows that take part; see `ops.step_inputs`."""
+    """Inputs of a decode step of B rows; see `ops.step_inputs`."""
 
     ids_B: Tensor
     positions_B: Tensor
@@ -92,12 +92,12 @@ class StepInputs(NamedTuple):
 
 
 class PageCache:
-    """Memory of a model: fields that live with a page, and state that lives with a request.
+    """The paged KV cache of a model: fields of pages, and state of requests.
 
-    A page field is one tensor [layers, N, G, *shape]: what one (layer, page, KV head) owns is
-    contiguous, so attending to a page list of one's own per KV head gathers whole blocks. A state
-    field is [layers, slots, G, *shape]; a request owns one slot as long as it lives. Which pages
-    and slots belong to whom is the caller's business.
+    A page field is one tensor [layers, N, G, *shape]: the block of a (layer, page, KV head) is
+    contiguous, so attending to separate page lists per KV head gathers whole blocks. A state field
+    is [layers, slots, G, *shape]; a request owns one slot for its lifetime. The caller assigns
+    pages and slots.
     """
 
     def __init__(
@@ -132,14 +132,14 @@ class PageCache:
         return self._states[name][layer]
 
     def begin(self, slot: int) -> None:
-        """A request starts in this slot: its state is what it is at first."""
+        """Reset the state of a slot for a new request."""
         for field in self.state_fields:
             self._states[field.name][:, slot] = field.start
 
     def read(self, pages: Tensor, slot: int | None = None) -> dict[str, Tensor]:
-        """Copies in host memory of what pages, and a request's slot, hold in all layers.
+        """Copy pages, and the state of a slot, of all layers to host memory.
 
-        Layer by layer, so that a full device needs no room for a second copy.
+        Layer by layer, so that a full device needs no second copy.
         """
         copies = {name: _gather(field, pages) for name, field in self._blocks.items()}
         if slot is not None:
@@ -149,7 +149,7 @@ class PageCache:
         return copies
 
     def write(self, copies: Mapping[str, Tensor], pages: Tensor, slot: int | None = None) -> None:
-        """Put back what `read` gave, into these pages and this slot, bit for bit."""
+        """Write back the copies of `read` into pages and a slot, bit for bit."""
         for name, field in self._blocks.items():
             for layer, copy in zip(bits(field), bits(copies[name]), strict=True):
                 layer.index_copy_(0, pages, copy.to(field.device, non_blocking=True))
@@ -164,7 +164,7 @@ class PageCache:
 
 
 def page_bytes(fields: Sequence[Field], *, layers: int, kv_heads: int) -> int:
-    """Bytes that one page costs over all layers and KV heads, every field included."""
+    """Bytes of a page over all layers, KV heads and fields."""
     return layers * kv_heads * sum(field.bytes for field in fields)
 
 
@@ -175,7 +175,7 @@ def _allocate(
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU from numpy, whose memory is taken page by page as it is written."""
+    """Zeros; on a CPU from numpy, whose memory is allocated on first write."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = torch.Size(shape).numel() * dtype.itemsize
@@ -183,7 +183,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def _gather(field: Tensor, pages: Tensor) -> Tensor:
-    """[layers, pages, ...] of one field in host memory, pinned where it comes from a GPU."""
+    """Copy pages of a field to host memory (pinned for a GPU), [layers, pages, ...]."""
     shape = (field.shape[0], len(pages), *field.shape[2:])
     host = torch.empty(shape, dtype=field.dtype, pin_memory=field.is_cuda)
     for layer, copy in zip(bits(field), bits(host), strict=True):
@@ -194,5 +194,5 @@ def _gather(field: Tensor, pages: Tensor) -> Tensor:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """What can be moved: torch does not index all 8-bit floats everywhere."""
+    """8-bit numbers as uint8: torch cannot index all 8-bit floats."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

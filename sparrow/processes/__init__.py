@@ -1,1 +1,1 @@
-"""Child processes that speak JSON and never outlive whoever started them."""
+"""Worker processes that answer in JSON and never outlive the process that started them."""

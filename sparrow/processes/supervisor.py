@@ -1,16 +1,16 @@
-"""The program between a `Worker` and its process: it sees to it that nothing of that outlives us.
+"""Supervisor of a worker process: nothing that the worker starts outlives the parent.
 
     parent --control--> supervisor --> [init of a pid namespace -->] worker <--data--> parent
 
-Started by worker.py as a script. It runs no code of others. When its control connection closes, or
-the process that started it is gone, or the worker ends, it kills everything that the worker has
-started: children in sessions of their own, double forks, processes that hold the GIL. Where the
-kernel allows, the worker has a pid namespace, whose end is the end of all in it; elsewhere orphans
-of the worker become children of the supervisor (a subreaper), which kills them. There a worker can
-kill the supervisor itself; the parent then kills what carries its mark in the environment. A worker
-that also hides that mark can leave processes behind: it is no sandbox.
+A script that worker.py starts. It runs no third-party code. When its control connection closes, the
+process that started it ends, or the worker ends, it kills everything that the worker has started:
+children in other sessions, double forks, processes that hold the GIL. If the kernel allows, the
+worker has a pid namespace, which ends with all processes in it; otherwise orphans of the worker
+become children of the supervisor (a subreaper), which kills them. Without a namespace a worker can
+kill the supervisor; the parent then kills the processes that carry its mark in the environment. A
+worker that also hides that mark can leave processes behind: this is no sandbox.
 
-The worker holds its data connection, a pipe for what it prints, and no other descriptor.
+The worker holds its data connection, a pipe for its output, and no other descriptor.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ PDEATHSIG, CHILD_SUBREAPER = 1, 36  # of prctl
 NEWNS, NEWUSER, NEWPID = 0x20000, 0x10000000, 0x20000000  # of unshare
 PRIVATE, PROC = 0x4000 | 0x40000, 0x2 | 0x4 | 0x8  # of mount: recursive; no suid, device, exec
 CAPABILITY_VERSION = 0x20080522  # of capset, with 64 capabilities
-LOOK_EVERY = 0.25  # seconds between looks at the parent and at memory
-SHOWN = 1 << 16  # bytes of what a worker prints that are read at once
-TOLD = 500  # characters of an error that are kept
+POLL_SECONDS = 0.25  # between checks of the parent and of memory
+OUTPUT_BYTES = 1 << 16  # of a worker's output that are read at once
+MESSAGE_CHARACTERS = 500  # of an error that are kept
 MOST_DESCRIPTORS = 1 << 20  # that a process may have
-PARENT = "SPARROW_PARENT"  # in the environment of a child: the id of the process that started it
+PARENT = "SPARROW_PARENT"  # environment variable of a child: the id of its parent process
 
 SIGNALS = {number.value for number in signal.Signals}
 
@@ -45,7 +45,7 @@ Setup = dict[str, Any]
 
 
 def main() -> NoReturn:
-    """Start the worker that the first line of the control connection describes, and watch it."""
+    """Start the worker described by the first line of the control connection, and supervise it."""
     control, data = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     for connection in (control, data):
         connection.set_inheritable(False)
@@ -57,7 +57,7 @@ def main() -> NoReturn:
     output, worker_output = os.pipe()
     namespace = setup["namespace"] and namespaces_work()
     prctl(CHILD_SUBREAPER, 1)
-    prctl(PDEATHSIG, signal.SIGCONT)  # one that was stopped hears of the parent's end too
+    prctl(PDEATHSIG, signal.SIGCONT)  # wakes a stopped supervisor when the parent ends
     _send(control, {"isolation": "pid namespace" if namespace else "subreaper"})
     worker = _start(setup, data, worker_output, namespace)
     data.close()
@@ -80,7 +80,7 @@ def _send(connection: socket.socket, message: Any) -> None:
 
 
 def _start(setup: Setup, data: socket.socket, output: int, namespace: bool) -> int:
-    """The id of the worker, or of the init of its namespace."""
+    """Fork the worker; return its id, or that of the init of its namespace."""
     alive, end = os.pipe()
     if namespace:
         _unshare_pids()
@@ -89,18 +89,19 @@ def _start(setup: Setup, data: socket.socket, output: int, namespace: bool) -> i
         os.close(end)
         prctl(PDEATHSIG, signal.SIGKILL)
         if select.select([alive], [], [], 0)[0]:
-            os._exit(0)  # the supervisor ended before the kernel was asked
+            os._exit(0)  # the supervisor ended before prctl
         if namespace:
             _mount_proc()
             _reap_worker()
         _become_worker(setup, data, output)
     os.close(alive)
-    return child  # `end` stays open: its other side hears when this process has ended
+    return child  # `end` stays open: it closes when this process ends
 
 
 def _reap_worker() -> None:
-    """Fork; the parent is the init of its namespace, waits for all that ends there, and ends with
-    the worker. It holds no connection, which the worker might take from it.
+    """Fork; the parent is the init of its namespace, reaps its processes, and ends with the worker.
+
+    It holds no connection, which the worker could take from it.
     """
     worker = os.fork()
     if worker:
@@ -113,7 +114,7 @@ def _reap_worker() -> None:
 
 
 def namespaces_work() -> bool:
-    """Whether a pid namespace with a /proc of its own is allowed here, tried in a child."""
+    """Whether a pid namespace with a private /proc is allowed here, tried in a child."""
     if sys.platform != "linux":
         return False
     child = os.fork()
@@ -130,7 +131,7 @@ def namespaces_work() -> bool:
 
 
 def _unshare_pids() -> None:
-    """The next child is the init of a new pid namespace; without root, in a user namespace."""
+    """Make the next child the init of a new pid namespace; without root, in a user namespace."""
     user, group = os.getuid(), os.getgid()
     try:
         _call("unshare", NEWPID)
@@ -146,46 +147,46 @@ def _unshare_pids() -> None:
 
 
 def _mount_proc() -> None:
-    """A /proc that shows the processes of this namespace, in a mount namespace of its own."""
+    """Mount a /proc of this namespace's processes, in a private mount namespace."""
     _call("unshare", NEWNS)
     _call("mount", b"none", b"/", None, PRIVATE, None)
     _call("mount", b"proc", b"/proc", b"proc", PROC, None)
 
 
 def _drop_capabilities() -> None:
-    """A user namespace gives its first process all of them, and with them others' names."""
+    """Drop all capabilities, which a user namespace gives its first process."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     _call("capset", header, (ctypes.c_uint32 * 6)())
 
 
 def prctl(option: int, value: int) -> None:
-    """Ask the kernel something about this process, where it is Linux."""
+    """Call prctl on Linux; do nothing elsewhere."""
     if sys.platform == "linux":
         _call("prctl", option, value, 0, 0, 0)
 
 
 def _call(name: str, *arguments: Any) -> None:
-    """A function of the C library; OSError where it fails."""
+    """Call a function of the C library; OSError if it fails."""
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), name)
 
 
-# Watching it.
+# Supervision.
 
 
 def _watch(control: socket.socket, output: int, worker: int, setup: Setup) -> str:
-    """Wait for the worker's end, or a reason to end it; how it ended."""
-    poll, shown_to = select.poll(), _stderr()
+    """Wait until the worker ends or must be ended; return how."""
+    poll, stderr = select.poll(), _stderr()
     for descriptor in (control.fileno(), output, *_pidfd(worker)):
         poll.register(descriptor, select.POLLIN)
     while True:
-        ready = {descriptor for descriptor, _ in poll.poll(LOOK_EVERY * 1000)}
-        if output in ready and not _relay(output, shown_to):
+        ready = {descriptor for descriptor, _ in poll.poll(POLL_SECONDS * 1000)}
+        if output in ready and not _relay(output, stderr):
             poll.unregister(output)
         ending = _ended(worker)
         if ending is not None:
-            _relay(output, shown_to)
+            _relay(output, stderr)
             return ending
         if control.fileno() in ready or os.getppid() != setup["parent"]:
             return "it was closed"
@@ -194,39 +195,39 @@ def _watch(control: socket.socket, output: int, worker: int, setup: Setup) -> st
 
 
 def _pidfd(worker: int) -> Iterator[int]:
-    """A descriptor that is ready when the worker has ended, where there are such."""
+    """Yield a descriptor that is ready when the worker has ended, if the system has pidfds."""
     with contextlib.suppress(OSError, AttributeError):
         yield os.pidfd_open(worker)
 
 
 def _ended(worker: int) -> str | None:
-    """How the worker ended, None where it has not; adopted children that ended are let go."""
+    """Return how the worker ended, or None; adopted children that ended are reaped."""
     while True:
         child, status = os.waitpid(-1, os.WNOHANG)
         if child == worker:
             code = os.waitstatus_to_exitcode(status)
-            number = -code if code < 0 else code - 128  # of a signal, also as a shell tells it
+            number = -code if code < 0 else code - 128  # of a signal, also in a shell's form
             return signal.Signals(number).name if number in SIGNALS else f"exit code {code}"
         if child == 0:
             return None
 
 
-def _relay(output: int, shown_to: int) -> bool:
-    """Show what the worker printed, without what terminals obey; whether more can come."""
+def _relay(output: int, stderr: int) -> bool:
+    """Print the worker's output without control characters; return whether more can come."""
     from sparrow.files import printable
 
     if not select.select([output], [], [], 0)[0]:
         return True
-    text = os.read(output, SHOWN)
+    text = os.read(output, OUTPUT_BYTES)
     shown = printable(text.decode(errors="replace")).encode(errors="replace")
-    with contextlib.suppress(OSError):  # nobody reads it any more, or not now: it is dropped
-        while shown and select.select([], [shown_to], [], 0)[1]:
-            shown = shown[os.write(shown_to, shown[: select.PIPE_BUF]) :]
+    with contextlib.suppress(OSError):  # dropped if no reader takes it now
+        while shown and select.select([], [stderr], [], 0)[1]:
+            shown = shown[os.write(stderr, shown[: select.PIPE_BUF]) :]
     return bool(text)
 
 
 def _stderr() -> int:
-    """stderr, so that writing never waits for a reader: a terminal or pipe is opened once more."""
+    """Open stderr for writes that never block: a terminal or pipe is opened again."""
     mode = os.fstat(2).st_mode
     if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
         with contextlib.suppress(OSError):
@@ -235,20 +236,20 @@ def _stderr() -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """Everything that a process has started, and what that has started."""
+    """Return all processes that a process has started, directly or not."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else ()):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
             parent = int(file.read().rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(int(name))
-    found = [root]
-    for process in found:
-        found += children.get(process, ())
-    return found[1:]
+    processes = [root]
+    for process in processes:
+        processes += children.get(process, ())
+    return processes[1:]
 
 
 def _memory() -> int:
-    """Bytes of memory that the worker and what it started hold, orphans too."""
+    """Return the resident memory of the worker and all it started, orphans too, in bytes."""
     pages = 0
     for process in descendants(os.getpid()):
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{process}/statm") as file:
@@ -257,7 +258,7 @@ def _memory() -> int:
 
 
 def _kill_all(worker: int) -> None:
-    """Kill the worker and what it has started until there is nothing left."""
+    """Kill the worker and all it has started until nothing is left."""
     while True:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker, signal.SIGKILL)
@@ -276,7 +277,7 @@ def _kill_all(worker: int) -> None:
 
 
 def _become_worker(setup: Setup, data: socket.socket, output: int) -> NoReturn:
-    """Run the target in this process, with no descriptor but its own."""
+    """Run the target in this process, with no other descriptors than its data connection."""
     os.setsid()
     if os.geteuid() != 0 and sys.platform == "linux":
         _drop_capabilities()
@@ -300,23 +301,23 @@ def _become_worker(setup: Setup, data: socket.socket, output: int) -> NoReturn:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (EOFError, OSError):
-        code = 0  # nobody is there any more
+        code = 0  # the parent has closed the connection
     finally:
         _flush()
         os._exit(code & 0xFF)
 
 
 def _serve(connection: socket.socket, setup: Setup) -> None:
-    """Make the handler of the target, then answer questions, a JSON line each, until none come.
+    """Make the target's handler, then answer questions, one JSON line each, to the end of input.
 
-    Before code of others runs, a line tells the parent which process it is that answers.
+    Before third-party code runs, a line tells the parent which process answers.
     """
     connection.sendall(f"{setup['id']}\n".encode())
     _close_in_children(connection.fileno())
     module, _, name = setup["target"].partition(":")
     try:
         handler = getattr(importlib.import_module(module), name)(**setup["arguments"])
-    except Exception as error:  # a module of others: anything may come
+    except Exception as error:  # a user's module: anything may be raised
         _send(connection, {"id": setup["id"], "error": describe(error)})
         return
     _send(connection, {"id": setup["id"], "answer": None})
@@ -327,14 +328,14 @@ def _serve(connection: socket.socket, setup: Setup) -> None:
         question = json.loads(text)
         try:
             reply = {"id": question["id"], "answer": handler(question["body"])}
-        except Exception as error:  # code of others on text of a model: anything may come
+        except Exception as error:  # a user's code: anything may be raised
             reply = {"id": question["id"], "error": describe(error)}
         _flush()
         _send(connection, reply)
 
 
 def _close_in_children(descriptor: int) -> None:
-    """Children that are forked without exec do not hold the connection; theirs find it closed."""
+    """Close the connection in children that are forked without exec."""
     worker = os.getpid()
 
     def close() -> None:
@@ -346,35 +347,35 @@ def _close_in_children(descriptor: int) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # whatever the worker has put in their places
+        with contextlib.suppress(Exception):  # the worker may have replaced them
             stream.flush()
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line."""
-    return f"{type(error).__name__}: {error}"[:TOLD]
+    """Return an exception in one line."""
+    return f"{type(error).__name__}: {error}"[:MESSAGE_CHARACTERS]
 
 
-# A process that ends when the one that started it has ended, however that came about.
+# A process that ends with the process that started it.
 
 
 def with_parent(environment: dict[str, str]) -> dict[str, str]:
-    """An environment for children of this process that call `die_with_parent`."""
+    """Return an environment for children of this process that call `die_with_parent`."""
     return environment | {PARENT: str(os.getpid())}
 
 
 def die_with_parent() -> None:
-    """Ask to be killed when the process that SPARROW_PARENT names is gone; without it do nothing.
+    """Have this process killed when the process in SPARROW_PARENT ends; without it do nothing.
 
-    Processes that this one starts are not meant: the variable is taken out of the environment. It
-    is the end of the parent's thread that counts: the one that started this process.
+    The variable is removed from the environment, so children do not inherit it. The kernel counts
+    the end of the thread that started this process.
     """
-    named = os.environ.pop(PARENT, None)
-    if named is None:
+    parent = os.environ.pop(PARENT, None)
+    if parent is None:
         return
     prctl(PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(named):
-        os.kill(os.getpid(), signal.SIGKILL)  # it ended before anybody was asked
+    if os.getppid() != int(parent):
+        os.kill(os.getpid(), signal.SIGKILL)  # the parent ended before prctl
 
 
 if __name__ == "__main__":

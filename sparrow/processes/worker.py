@@ -1,12 +1,12 @@
-"""A process that answers questions, one JSON line each, and can be killed with all it started.
+"""A worker process that answers questions as JSON lines and can be killed with all it started.
 
     worker = Worker("my_package.my_module:make_handler", {"setting": 1})
     answer = worker.ask({"any": "JSON"}, deadline=10.0)
 
-The process calls `make_handler(**arguments)` once and its result with every question. What it
-writes is not trusted: an answer is one line of JSON with the random number of its question, sent by
-that very process (on Linux the kernel says by which). Any other byte is a fault, and kills the
-process. Nothing is pickled. supervisor.py says how processes end.
+The process calls `make_handler(**arguments)` once, and the returned handler with every question.
+What it writes is not trusted: an answer is one line of JSON with the random number of its question,
+sent by that very process (on Linux the kernel gives the sender). Any other byte is a fault, and the
+process is killed. Nothing is pickled. supervisor.py describes how processes end.
 """
 
 import contextlib
@@ -28,18 +28,20 @@ from typing import Any, Literal
 from sparrow.files import parse_json
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
-START = 300.0  # seconds until a process must have made its handler
-GRACE = 3.0  # seconds in which a supervisor must have killed everything
+START = 300.0  # seconds in which a process must make its handler
+GRACE = 3.0  # seconds in which a supervisor must kill everything
 MARK = "SPARROW_WORKER"  # in the environment of all that a supervisor starts
 LONGEST = 1 << 20  # bytes of an answer
-TOLD = 500  # bytes of a line of the supervisor
+MESSAGE_BYTES = 500  # of a line of the supervisor
 PASSCRED = getattr(socket, "SO_PASSCRED", None)  # on Linux
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 class WorkerFault(Exception):
-    """No answer. late: past the deadline; ended: the process is gone; garbled: it wrote what is no
-    answer; raised: the handler raised. After the first three the process is to be killed.
+    """A question without an answer; kill the process unless its handler raised.
+
+    late: past the deadline; ended: the process ended; garbled: it wrote something else; raised:
+    the handler raised.
     """
 
     def __init__(self, kind: Literal["late", "ended", "garbled", "raised"], reason: str) -> None:
@@ -51,11 +53,11 @@ class WorkerFault(Exception):
 
 
 class Worker:
-    """A supervised process. One thread asks; any thread may kill it.
+    """A supervised worker process. One thread asks; any thread may kill it.
 
-    target: module:function that makes the handler, from JSON arguments
-    memory: bytes that each process may allocate and all may hold together; None: no limit
-    namespace: whether it gets a pid namespace where that is allowed
+    target: module:function that makes the handler from JSON arguments
+    memory: bytes that a process may allocate, and all together may hold; None: no limit
+    namespace: whether to use a pid namespace if that is allowed
     longest: bytes of an answer
     """
 
@@ -78,11 +80,11 @@ class Worker:
         self._control: socket.socket | None = None
         self._data: socket.socket | None = None
         self._number: str | None = None  # marks the processes of this start
-        self._worker_pid: int | None = None  # the process whose answers count
-        self._starting: str | None = None  # the same until the first answer, which has it, came
+        self._worker_pid: int | None = None  # the process that may answer
+        self._starting: str | None = None  # the number until the first answer has come
 
     def start(self) -> None:
-        """Start the process, where none runs, without waiting for it."""
+        """Start the process if none runs, without waiting for it."""
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 return
@@ -100,13 +102,13 @@ class Worker:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     env={**os.environ, MARK: self._starting},
-                    start_new_session=True,  # Ctrl-C of the terminal is not for it
+                    start_new_session=True,  # Ctrl-C of the terminal does not reach it
                 )
-            own = {"id": self._starting, "path": sys.path, "parent": os.getpid()}
-            self._control.sendall(json.dumps(self._setup | own).encode() + b"\n")
+            place = {"id": self._starting, "path": sys.path, "parent": os.getpid()}
+            self._control.sendall(json.dumps(self._setup | place).encode() + b"\n")
 
     def wait(self) -> None:
-        """Wait until it can be asked; WorkerFault where its handler cannot be made."""
+        """Wait until it is ready; WorkerFault if its handler cannot be made."""
         self.start()
         number = self._starting
         if number is not None:
@@ -116,7 +118,7 @@ class Worker:
             self._starting = None
 
     def ask(self, body: Any, deadline: float) -> Any:
-        """The answer to a question, both JSON, within so many seconds. Raises WorkerFault."""
+        """Return the answer to a question, both JSON; WorkerFault if it takes too many seconds."""
         line, number = json.dumps(body), secrets.token_hex(16)
         self.wait()
         if self._data is not None and _peek(self._data) == b"":  # it ended between two questions
@@ -136,16 +138,16 @@ class Worker:
         return self._receive(number, deadline, begun)
 
     def _handshake(self, number: str) -> None:
-        """Learn the process that answers, from a line that it sends before it runs foreign code."""
+        """Learn which process answers, from the line it sends before it runs third-party code."""
         self._worker_pid, line, until = None, b"", time.monotonic() + START
         while len(line) <= len(number):
             part, self._worker_pid = self._read(until, START, len(number) + 1 - len(line))
             line += part
         if line != f"{number}\n".encode():
-            raise WorkerFault("garbled", "it wrote what is no answer")
+            raise WorkerFault("garbled", "its output is not an answer")
 
     def _receive(self, number: str, deadline: float, begun: float | None = None) -> Any:
-        """The answer with this number: one line of the process that answers, no other byte."""
+        """Receive the answer with this number: one line of the worker, and no other byte."""
         data, received = self._data, bytearray()
         until = (begun or time.monotonic()) + deadline
         while b"\n" not in received and len(received) <= self._longest:
@@ -159,7 +161,7 @@ class Worker:
         return _answer(line, number)
 
     def _read(self, until: float, deadline: float, most: int = 1 << 16) -> tuple[bytes, int | None]:
-        """What comes next, and the process that sent it; WorkerFault at the end, or where late."""
+        """Receive some bytes and the process that sent them; WorkerFault at the end, or if late."""
         data, part, sender = self._data, b"", None
         try:
             if data is not None:
@@ -174,13 +176,13 @@ class Worker:
         return part, sender
 
     def _unasked(self, data: socket.socket | None) -> WorkerFault:
-        """Why no question can be asked: bytes came without one, or the process is gone."""
+        """Return why no question can be asked: unexpected bytes, or the process ended."""
         if data is not None and _peek(data):
-            return WorkerFault("garbled", "it wrote without being asked")
+            return WorkerFault("garbled", "it wrote without a question")
         return WorkerFault("ended", f"its process ended ({self._report('ended')})")
 
     def _report(self, key: str) -> str:
-        """What the supervisor says on its control connection."""
+        """Return what the supervisor reports under a key, on its control connection."""
         control, process = self._control, self._process
         if control is None or process is None:
             return "it was closed"
@@ -189,16 +191,16 @@ class Worker:
             while line := _line(control, process.pid, until):
                 message = parse_json(line.decode())
                 if isinstance(message, dict) and key in message:
-                    return str(message[key])[:TOLD]
+                    return str(message[key])[:MESSAGE_BYTES]
         return "its supervisor is gone"
 
     def kill(self) -> None:
-        """End the process at once, with all that it started."""
+        """Kill the process with all it started."""
         with self._lock:
             self._end()
 
     def close(self) -> None:
-        """Kill it, for good."""
+        """Kill it, and refuse to start again."""
         with self._lock:
             self._closed = True
             self._end()
@@ -209,7 +211,7 @@ class Worker:
         for connection in (self._control, self._data):
             if connection is not None:
                 with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # also where a fork holds a copy
+                    connection.shutdown(socket.SHUT_RDWR)  # also if a fork holds a copy
         self._control = self._data = None
         if process is None:
             return
@@ -224,7 +226,7 @@ class Worker:
 
 
 def _kill_marked(number: str) -> None:
-    """Kill what is left of a supervisor that was itself killed, by the mark in environments."""
+    """Kill the processes of a supervisor that was itself killed, by the mark in environments."""
     mark = f"{MARK}={number}".encode()
     for _ in range(3):  # children of those that were killed in between
         for place in Path("/proc").glob("[0-9]*"):
@@ -238,7 +240,7 @@ def _late(deadline: float) -> WorkerFault:
 
 
 def _socketpair() -> tuple[socket.socket, socket.socket]:
-    """Two ends; on Linux the kernel tells the first which process sent what comes to it."""
+    """Make a connection; on Linux the first end learns from the kernel which process sent."""
     ours, theirs = socket.socketpair()
     if PASSCRED is not None:
         ours.setsockopt(socket.SOL_SOCKET, PASSCRED, 1)
@@ -246,7 +248,7 @@ def _socketpair() -> tuple[socket.socket, socket.socket]:
 
 
 def _receive_from(connection: socket.socket, most: int) -> tuple[bytes, int | None]:
-    """What comes next, and the process that sent it; None where the kernel does not say."""
+    """Receive bytes and the process that sent them; None if the kernel does not tell."""
     if PASSCRED is None:
         return connection.recv(most), None
     data, extra, *_ = connection.recvmsg(most, socket.CMSG_SPACE(CREDENTIALS.size))
@@ -257,7 +259,7 @@ def _receive_from(connection: socket.socket, most: int) -> tuple[bytes, int | No
 
 
 def _peek(data: socket.socket) -> bytes | None:
-    """A byte that is there to be read, nothing at the end, None where none has come."""
+    """Return a byte that waits to be read, nothing at the end, None if none has come."""
     try:
         data.setblocking(False)
         return data.recv(1, socket.MSG_PEEK)
@@ -268,27 +270,27 @@ def _peek(data: socket.socket) -> bytes | None:
 
 
 def _line(control: socket.socket, supervisor: int, until: float) -> bytes:
-    """A line of the supervisor, byte by byte: there are few. ValueError where another wrote."""
+    """Receive a line of the supervisor, byte by byte; ValueError if another process wrote."""
     line = b""
     while not line.endswith(b"\n"):
         control.settimeout(max(until - time.monotonic(), 1e-3))
         part, sender = _receive_from(control, 1)
         if not part:
             break
-        if sender not in (supervisor, None) or len(line) > TOLD:
-            raise ValueError("it is not its supervisor that wrote")
+        if sender not in (supervisor, None) or len(line) > MESSAGE_BYTES:
+            raise ValueError("another process than the supervisor wrote")
         line += part
     return line
 
 
 def _answer(line: bytes, number: str) -> Any:
-    """The answer in a line that has this number; WorkerFault for any other line."""
+    """Parse the answer in a line with this number; WorkerFault for any other line."""
     try:
         reply = parse_json(line.decode())
     except ValueError:
         reply = None
     if not isinstance(reply, dict) or reply.get("id") != number or len(reply) != 2:
-        raise WorkerFault("garbled", "it wrote what is no answer")
+        raise WorkerFault("garbled", "its output is not an answer")
     if "answer" in reply:
         return reply["answer"]
     raise WorkerFault("raised", str(reply.get("error")))

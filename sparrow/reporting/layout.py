@@ -1,8 +1,8 @@
-"""Where everything of a chart or of bars goes, in pixels; templates/figure.svg draws it there.
+"""Layout of charts and bars in pixels; templates/figure.svg draws them.
 
-Axes have limits that follow the data, round ticks, and numbers as people write them. Nobody knows
-the reader's font, so text is as wide as in a wide one (DejaVu Sans): what fits by these numbers
-fits in every common system font.
+Axes have limits that follow the data, round ticks, and numbers as people write them. The reader's
+font is unknown, so text is measured in a wide one (DejaVu Sans): what fits there fits in every
+common system font.
 """
 
 import math
@@ -15,18 +15,18 @@ from scipy.optimize import isotonic_regression
 
 from sparrow.reporting.page import Axis, Bar, BarGroup, Bars, Chart, Level, Line, Point
 
-WIDTH, TOP, BOTTOM, UNDER = 460.0, 34.0, 236.0, 46.0  # UNDER: ticks and name of the x axis
-SIZE, ROW, GAP = 13.0, 20.0, 16.0  # of words, of legend rows, between labels
-SAMPLE, BETWEEN = 30.0, 18.0  # a legend's piece of line, and the room between two entries
-END_ROOM = 112.0  # at most, for labels at the ends of lines
-MOVED = {4: 30.0, 8: 12.0}  # so many lines or fewer may have labels moved so far from their ends
-DOT, SMALL_DOT, CROWD = 3.4, 2.2, 40  # radius of a mark; where a line has a crowd of them
-THICK, PITCH, HEADING, APART = 20.0, 28.0, 26.0, 16.0  # of bars and their groups
-NAME_ROOM = 150.0  # at most, for the bars' names
+WIDTH, TOP, BOTTOM, UNDER = 460.0, 34.0, 236.0, 46.0  # UNDER: for ticks and name of the x axis
+SIZE, ROW, GAP = 13.0, 20.0, 16.0  # font size, height of legend rows, distance of labels
+SAMPLE, BETWEEN = 30.0, 18.0  # a legend's piece of line, and the distance of two entries
+END_ROOM = 112.0  # maximum width of labels at the ends of lines
+MOVED = {4: 30.0, 8: 12.0}  # up to so many lines: how far labels may be from the ends of lines
+DOT, SMALL_DOT, CROWD = 3.4, 2.2, 40  # radius of a mark, and of more than CROWD marks
+THICK, PITCH, HEADING, APART = 20.0, 28.0, 26.0, 16.0  # bars; headings and distance of groups
+NAME_ROOM = 150.0  # maximum width of the bars' names
 STEPS = (1.0, 2.0, 5.0, 10.0)
-BRIEF = ("g", ".0f")  # forms without digits behind the point: large ticks become 20K, 3M
+BRIEF = ("g", ".0f")  # formats without decimals: large ticks become 20K, 3M
 MINUS = "\N{MINUS SIGN}"
-FINEST = 1e-9  # of the limits' size: below it, values count as equal
+FINEST = 1e-9  # relative difference below which limits count as equal
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 WIDTHS = {  # shares of the font's size
     **dict.fromkeys("ijlI'|!", 0.3),
@@ -41,7 +41,7 @@ LOWER, UPPER, OTHER, WIDE, BOLD = 0.65, 0.8, 0.9, 1.25, 1.12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Values from low to high on pixels from start to stop, which may run either way."""
+    """A linear map of values from low to high to pixels from start to stop (flipped or not)."""
 
     low: float
     high: float
@@ -49,38 +49,38 @@ class Scale:
     stop: float
 
     def at(self, value: float) -> float:
-        """Where a value lies."""
+        """The pixel of a value."""
         share = (value - self.low) / (self.high - self.low)
         return self.start + share * (self.stop - self.start)
 
 
-def written(value: float, form: str) -> str:
-    """A value by its format specification, with a true minus sign and no minus zero."""
+def format_value(value: float, form: str) -> str:
+    """Format a value, with a true minus sign and no minus zero."""
     text = format(value, form)
     if not any(digit in text for digit in "123456789"):
         text = text.removeprefix("-")
     return text.replace("-", MINUS)
 
 
-def between(low: float, high: float, form: str) -> str:
-    """An interval behind its value."""
-    return f" ({written(low, form)} to {written(high, form)})"
+def format_interval(low: float, high: float, form: str) -> str:
+    """Format an interval to stand behind its value."""
+    return f" ({format_value(low, form)} to {format_value(high, form)})"
 
 
-def tick_texts(values: Sequence[float], form: str) -> list[str]:
-    """The ticks' labels: by the axis's form, in thousands or millions where they are large."""
+def tick_labels(values: Sequence[float], form: str) -> list[str]:
+    """Labels of ticks, in thousands or millions where they are large."""
     most = max((abs(value) for value in values), default=0.0)
     if form not in BRIEF or most < 1e4:
-        texts = [written(value, form) for value in values]
+        texts = [format_value(value, form) for value in values]
         while all("." in text and text[-1] in "0." for text in texts) and texts:
             texts = [text[:-1] for text in texts]  # 0.90 and 0.80 as 0.9 and 0.8
         return texts
     unit, name = (1e6, "M") if most >= 1e6 else (1e3, "K")
-    return [written(value / unit, "g") + name if value else "0" for value in values]
+    return [format_value(value / unit, "g") + name if value else "0" for value in values]
 
 
 def limits(values: Sequence[float], axis: Axis) -> tuple[float, float]:
-    """The axis's limits; those it leaves open follow the values, and are never the same."""
+    """Limits of an axis; open ones follow the values, and low is below high always."""
     low = min(values, default=0.0) if axis.low is None else axis.low
     high = max(values, default=1.0) if axis.high is None else axis.high
     if high - low > FINEST * max(abs(low), abs(high)):
@@ -94,32 +94,32 @@ def limits(values: Sequence[float], axis: Axis) -> tuple[float, float]:
 
 
 def tick_step(low: float, high: float, count: int, form: str) -> float:
-    """The least round step that gives at most so many intervals, and ticks the form can write."""
+    """The smallest round step with at most `count` intervals whose ticks the format can show."""
     power = 10.0 ** math.floor(math.log10((high - low) / count))
     for scale in range(20):
         for step in STEPS:
-            wide = step * power * 10.0**scale
-            if (high - low) / wide <= count * (1 + FINEST) and _writable(wide, form):
-                return wide
-    return high - low  # no round step can be written: the ends alone
+            size = step * power * 10.0**scale
+            if (high - low) / size <= count * (1 + FINEST) and _representable(size, form):
+                return size
+    return high - low  # no round step can be shown: the ends alone
 
 
-def _writable(step: float, form: str) -> bool:
-    """Whether the form shows a step without rounding: 0.5 as ".0f" would read 0 and 2.5 as 2."""
+def _representable(step: float, form: str) -> bool:
+    """Whether a format shows a step without rounding: ".0f" would show 0.5 as 0 and 2.5 as 2."""
     text = format(step, form)
     shown = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     return math.isclose(shown, step, rel_tol=1e-6)
 
 
 def ticks(low: float, high: float, count: int, axis: Axis) -> list[float]:
-    """Round values from low to high, some `count` of them."""
+    """Round values from low to high, about `count` of them."""
     step = tick_step(low, high, count, axis.form)
     first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
     return [_clean(rank * step) for rank in range(first, last + 1)]
 
 
-def rounded_out(low: float, high: float, axis: Axis, count: int) -> tuple[float, float]:
-    """Limits moved outwards to the next ticks where the axis leaves them open."""
+def expand_to_ticks(low: float, high: float, axis: Axis, count: int) -> tuple[float, float]:
+    """Move the open limits of an axis outwards to the next ticks."""
     step = tick_step(low, high, count, axis.form)
     if axis.low is None:
         low = _clean(math.floor(low / step + 1e-6) * step)
@@ -129,15 +129,15 @@ def rounded_out(low: float, high: float, axis: Axis, count: int) -> tuple[float,
 
 
 def _clean(value: float) -> float:
-    """0.30000000000000004 as 0.3."""
+    """Drop rounding errors: 0.30000000000000004 becomes 0.3."""
     return float(f"{value:.12g}")
 
 
 # Text.
 
 
-def width_of(text: str, size: float, bold: bool = False) -> float:
-    """Pixels that a line of text takes at most."""
+def text_width(text: str, size: float, bold: bool = False) -> float:
+    """The width of a line of text in pixels, in a wide font."""
     return sum(map(_share, text)) * size * (BOLD if bold else 1.0)
 
 
@@ -151,48 +151,48 @@ def _share(character: str) -> float:
     return UPPER if character.isupper() else LOWER
 
 
-def shortened(text: str, size: float, room: float, bold: bool = False) -> str:
-    """The text, or its two ends around an ellipsis where it is wider than the room.
+def shorten_text(text: str, size: float, room: float, bold: bool = False) -> str:
+    """Shorten a text in its middle where it is wider than the room.
 
     Names of runs share their beginnings or their ends, so both are kept.
     """
-    if width_of(text, size, bold) <= room:
+    if text_width(text, size, bold) <= room:
         return text
     for kept in range(len(text) - 1, 1, -1):
         cut = text[: (kept + 1) // 2].rstrip() + ELLIPSIS + text[-(kept // 2) :].lstrip()
-        if width_of(cut, size, bold) <= room:
+        if text_width(cut, size, bold) <= room:
             return cut
     return ELLIPSIS
 
 
-def wrapped(text: str, size: float, room: float, bold: bool = False) -> list[str]:
-    """Lines that fit into the room; a word that is too long for a line loses its middle."""
+def wrap_text(text: str, size: float, room: float, bold: bool = False) -> list[str]:
+    """Wrap a text into lines that fit; a word that is too long for a line loses its middle."""
     lines: list[str] = []
     for word in text.split():
-        word = shortened(word, size, room, bold)
+        word = shorten_text(word, size, room, bold)
         joined = f"{lines[-1]} {word}" if lines else word
-        if lines and width_of(joined, size, bold) <= room:
+        if lines and text_width(joined, size, bold) <= room:
             lines[-1] = joined
         else:
             lines.append(word)
     return lines
 
 
-def spread(
-    wanted: Sequence[float], holds: Sequence[float], gap: float, low: float, high: float
+def spread_labels(
+    targets: Sequence[float], weights: Sequence[float], gap: float, low: float, high: float
 ) -> list[float]:
-    """The places nearest to the wanted ones that are at least a gap apart, between low and high.
+    """Positions nearest to the targets (weighted least squares) that are at least a gap apart.
 
-    Least squares, weighted by how much each holds to its place: labels that would touch move
-    together, around the mean of what they want. Where there is no room for the gaps, they shrink.
+    All lie between low and high. Labels that would touch move together, around the mean of their
+    targets. Where there is no room for the gaps, they shrink.
     """
-    gap = min(gap, (high - low) / max(1, len(wanted) - 1))
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    level = [wanted[i] - rank * gap for rank, i in enumerate(order)]
+    gap = min(gap, (high - low) / max(1, len(targets) - 1))
+    order = sorted(range(len(targets)), key=lambda i: targets[i])
+    level = [targets[i] - rank * gap for rank, i in enumerate(order)]
     if level:
-        level = isotonic_regression(level, weights=[holds[i] for i in order]).x.tolist()
-    highest = high - (len(wanted) - 1) * gap
-    places = [0.0] * len(wanted)
+        level = isotonic_regression(level, weights=[weights[i] for i in order]).x.tolist()
+    highest = high - (len(targets) - 1) * gap
+    places = [0.0] * len(targets)
     for rank, i in enumerate(order):
         places[i] = max(min(level[rank], highest), low) + rank * gap
     return places
@@ -202,18 +202,18 @@ def spread(
 
 
 def pixels(value: float) -> str:
-    """A place in an SVG, to a tenth."""
+    """Format a coordinate, to a tenth of a pixel."""
     text = f"{value:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A name with its place, and the piece of line that says what it names."""
+    """A name with its position, and the piece of line that it names."""
 
     text: str
-    whole: str
-    looks: str  # role, and faint
+    full_text: str
+    css_class: str  # role, and faint
     x: float
     y: float
     path: str
@@ -222,18 +222,18 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
-    """A path with marks: a line, a band, whiskers or a level."""
+    """A path with its marks: a line, a band, whiskers or a level."""
 
     kind: str
-    looks: str
+    css_class: str
     path: str
     dots: Sequence[Point] = ()
     radius: float = DOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """A chart with its places in pixels; ticks are places with their texts."""
+class ChartLayout:
+    """A chart in pixels; ticks are positions with their labels."""
 
     chart: Chart
     x: Scale
@@ -245,7 +245,7 @@ class Frame:
     height: float
 
     def strokes(self) -> list[Stroke]:
-        """What is drawn, from back to front."""
+        """All strokes, from back to front."""
         behind = [line for line in self.chart.lines if line.faint]
         front = [line for line in self.chart.lines if not line.faint]
         drawn = [_spans(self, line) for line in (*behind, *front) if line.spans]
@@ -254,85 +254,85 @@ class Frame:
         return drawn + [_line(self, line) for line in front if line.points]
 
 
-def framed(chart: Chart) -> Frame:
-    """Lay a chart out; labels stand at the ends of lines where few lines have short names."""
-    y = _vertical(chart)
-    y_ticks = _labelled(ticks(y.low, y.high, 5, chart.y), y, chart.y)
-    left = 12 + max((width_of(text, SIZE) for _, text in y_ticks), default=0.0)
-    shown = named_lines(chart.lines)
+def layout_chart(chart: Chart) -> ChartLayout:
+    """Lay out a chart; labels stand at the ends of lines where few lines have short names."""
+    y = _y_scale(chart)
+    y_ticks = _place_ticks(ticks(y.low, y.high, 5, chart.y), y, chart.y)
+    left = 12 + max((text_width(text, SIZE) for _, text in y_ticks), default=0.0)
+    shown = labelled_lines(chart.lines)
     direct = _fit_at_ends(shown, chart.levels, y)
     names = [level.name for level in chart.levels] + [line.name for line in shown if direct]
-    wide = max((min(width_of(name, SIZE), END_ROOM) for name in names if name), default=-8.0)
+    wide = max((min(text_width(name, SIZE), END_ROOM) for name in names if name), default=-8.0)
     low, high = limits(
         [x for line in chart.lines for x, *_ in (*line.points, *line.spans)], chart.x
     )
     x = Scale(low=low, high=high, start=max(left, 34.0), stop=WIDTH - wide - 22)
     legend = [] if direct else _legend(shown)
-    return Frame(
+    return ChartLayout(
         chart=chart,
         x=x,
         y=y,
         x_ticks=_x_ticks(x, chart.x),
         y_ticks=y_ticks,
-        ends=_ends(chart.levels, shown if direct else [], x, y),
+        ends=_end_labels(chart.levels, shown if direct else [], x, y),
         legend=legend,
         height=max((label.y for label in legend), default=BOTTOM + UNDER - 6) + 6,
     )
 
 
-def named_lines(lines: Sequence[Line]) -> list[Line]:
-    """The lines whose names a reader needs: each once, and none that stands behind its smooth."""
-    firm = {line.role for line in lines if not line.faint}
-    named: dict[tuple[str, str], Line] = {}
+def labelled_lines(lines: Sequence[Line]) -> list[Line]:
+    """Lines to be named: every name once, and no raw line behind its smoothed one."""
+    smoothed = {line.role for line in lines if not line.faint}
+    labelled: dict[tuple[str, str], Line] = {}
     for line in lines:
-        if line.name and not (line.faint and line.role in firm):
-            named.setdefault((line.name, line.role), line)
-    return list(named.values())
+        if line.name and not (line.faint and line.role in smoothed):
+            labelled.setdefault((line.name, line.role), line)
+    return list(labelled.values())
 
 
 def _fit_at_ends(lines: Sequence[Line], levels: Sequence[Level], y: Scale) -> bool:
-    """Whether lines can be named where they end: few, short names, not far from their ends."""
+    """Whether labels fit at the ends of lines: few, short, and not far from the ends."""
     for line in lines:
-        wide = width_of(line.name, SIZE) > END_ROOM
+        wide = text_width(line.name, SIZE) > END_ROOM
         if not line.points or line.shape == "marks" or wide:
             return False
     far = next((move for count, move in MOVED.items() if len(lines) <= count), -1.0)
     true = [_clamped(y.at(line.points[-1][1])) for line in lines]
     true += [_clamped(y.at(level.y)) for level in levels]
-    places = spread(true, [1.0] * len(true), GAP, TOP, BOTTOM)
+    places = spread_labels(true, [1.0] * len(true), GAP, TOP, BOTTOM)
     return all(abs(place - start) <= far for start, place in zip(true, places, strict=True))
 
 
-def _ends(levels: Sequence[Level], lines: Sequence[Line], x: Scale, y: Scale) -> list[Label]:
-    """Labels right of the plot, each led to by a hair line; levels hold to their places."""
+def _end_labels(levels: Sequence[Level], lines: Sequence[Line], x: Scale, y: Scale) -> list[Label]:
+    """Labels right of the plot with leader lines; levels keep their positions."""
     named = [(level.name, level.role, x.stop, level.y, 4.0) for level in levels if level.name]
     named += [
         (line.name, line.role, x.at(line.points[-1][0]), line.points[-1][1], 1.0) for line in lines
     ]
     true = [_clamped(y.at(value)) for *_, value, _ in named]
-    places = spread(true, [hold for *_, hold in named], GAP, TOP, BOTTOM)
+    places = spread_labels(true, [hold for *_, hold in named], GAP, TOP, BOTTOM)
     labels = []
     for (name, role, at, *_), start, place in zip(named, true, places, strict=True):
         hair = pixels(start)
         lead = "" if at > x.stop - 2 else f"M{pixels(at + 5)} {hair}H{pixels(x.stop)}"
         lead += f"M{pixels(x.stop + 2)} {hair}L{pixels(x.stop + 11)} {pixels(place)}"
-        text = shortened(name, SIZE, END_ROOM)
+        text = shorten_text(name, SIZE, END_ROOM)
         labels.append(Label(text, name, role, x.stop + 15, place + 4.5, lead))
     return labels
 
 
 def _legend(lines: Sequence[Line]) -> list[Label]:
-    """Names under the plot with pieces of their lines, in rows, as many as fit into each."""
+    """The legend under the plot: names with pieces of their lines, in rows."""
     labels, x, y = [], 0.0, BOTTOM + UNDER + 18
     for line in lines:
-        whole = line.name + ("" if line.points else " (nothing measured)")
-        text = shortened(whole, SIZE, WIDTH - SAMPLE)
-        wide = SAMPLE + width_of(text, SIZE)
+        full_text = line.name + ("" if line.points else " (nothing measured)")
+        text = shorten_text(full_text, SIZE, WIDTH - SAMPLE)
+        wide = SAMPLE + text_width(text, SIZE)
         if x and x + wide > WIDTH:
             x, y = 0.0, y + ROW
         piece = "" if line.shape == "marks" else f"M{pixels(x)} {pixels(y - 4.5)}h22"
         dot = (x + 11, y - 4.5) if line.shape in ("dots", "marks") else None
-        labels.append(Label(text, whole, _looks(line), x + SAMPLE, y, piece, dot))
+        labels.append(Label(text, full_text, _css_class(line), x + SAMPLE, y, piece, dot))
         x += wide + BETWEEN
     return labels
 
@@ -341,39 +341,39 @@ def _clamped(y: float) -> float:
     return min(max(y, TOP), BOTTOM)
 
 
-def _vertical(chart: Chart) -> Scale:
-    """The scale of y, from tick to tick; a level that is outermost keeps off the edge."""
+def _y_scale(chart: Chart) -> Scale:
+    """The scale of y, from tick to tick; levels keep a distance from the edges."""
     values = [y for line in chart.lines for _, y in line.points]
     values += [y for line in chart.lines for span in line.spans for y in span[1:]]
     levels = [level.y for level in chart.levels]
     low, high = limits(values + levels, chart.y)
     off = 0.03 * (high - low)
     low, high = limits([*values, *(y + side for y in levels for side in (-off, off))], chart.y)
-    low, high = rounded_out(low, high, chart.y, 5)
+    low, high = expand_to_ticks(low, high, chart.y, 5)
     return Scale(low=low, high=high, start=BOTTOM, stop=TOP)
 
 
-def _labelled(values: Sequence[float], scale: Scale, axis: Axis) -> list[tuple[float, str]]:
-    texts = tick_texts(values, axis.form)
+def _place_ticks(values: Sequence[float], scale: Scale, axis: Axis) -> list[tuple[float, str]]:
+    texts = tick_labels(values, axis.form)
     return [(scale.at(value), text) for value, text in zip(values, texts, strict=True)]
 
 
 def _x_ticks(x: Scale, axis: Axis) -> list[tuple[float, str]]:
     """As many ticks as have room for their labels."""
     for count in (6, 5, 4, 3, 2, 1):
-        made = _labelled(ticks(x.low, x.high, count, axis), x, axis)
-        spans = [(place, width_of(text, SIZE) / 2) for place, text in made]
+        placed = _place_ticks(ticks(x.low, x.high, count, axis), x, axis)
+        spans = [(place, text_width(text, SIZE) / 2) for place, text in placed]
         free = all(b - v - a - u > 10 for (a, u), (b, v) in pairwise(spans))
         if free and all(u <= a and a + u <= WIDTH for a, u in spans):
-            return made
+            return placed
     return []
 
 
-def _looks(line: Line) -> str:
+def _css_class(line: Line) -> str:
     return f"{line.role} faint" if line.faint else line.role
 
 
-def _line(frame: Frame, line: Line) -> Stroke:
+def _line(frame: ChartLayout, line: Line) -> Stroke:
     """A line's path and its marks; a single point is always a mark."""
     places = [(frame.x.at(x), frame.y.at(y)) for x, y in line.points]
     marks = places if line.shape in ("dots", "marks") or len(places) == 1 else []
@@ -381,16 +381,16 @@ def _line(frame: Frame, line: Line) -> Stroke:
     path = ""
     if len(places) > 1 and line.shape != "marks":
         path = _joined(_corners(places) if line.shape == "steps" else places)
-    return Stroke("line", _looks(line), path, marks, SMALL_DOT if small else DOT)
+    return Stroke("line", _css_class(line), path, marks, SMALL_DOT if small else DOT)
 
 
-def _level(frame: Frame, level: Level) -> Stroke:
+def _level(frame: ChartLayout, level: Level) -> Stroke:
     y, ends = frame.y.at(level.y), (frame.x.start, frame.x.stop)
     return Stroke("level", level.role, _joined([(x, y) for x in ends]))
 
 
-def _spans(frame: Frame, line: Line) -> Stroke:
-    """A line's intervals: bars with caps for dots, one band for everything else."""
+def _spans(frame: ChartLayout, line: Line) -> Stroke:
+    """A line's intervals: bars with caps for dots, a band for all other shapes."""
     placed = [(frame.x.at(x), frame.y.at(low), frame.y.at(high)) for x, low, high in line.spans]
     if line.shape in ("dots", "marks") or len(placed) == 1:
         bars = [
@@ -409,16 +409,16 @@ def _joined(places: Sequence[Point]) -> str:
 
 
 def _corners(places: Sequence[Point]) -> list[Point]:
-    """Each value held until the next x."""
-    made = [places[0]]
+    """Corners of a step function: a value holds until the next x."""
+    corners = [places[0]]
     for x, y in places[1:]:
-        made += [(x, made[-1][1]), (x, y)]
-    return made
+        corners += [(x, corners[-1][1]), (x, y)]
+    return corners
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedGroup:
-    """A group of bars: its heading from y on, bars from `top` on at a pitch, and their scale."""
+class GroupLayout:
+    """A group of bars in pixels: its heading from y on, its bars from `top` on, and their scale."""
 
     group: BarGroup
     y: float
@@ -427,25 +427,25 @@ class PlacedGroup:
 
     @property
     def room(self) -> float:
-        """Pixels for its name beside what it says."""
-        say = shortened(self.group.say, SIZE, WIDTH * 0.55, bold=True)
-        return WIDTH - width_of(say, SIZE, bold=True) - 14
+        """Width for its name beside its sentence."""
+        say = shorten_text(self.group.say, SIZE, WIDTH * 0.55, bold=True)
+        return WIDTH - text_width(say, SIZE, bold=True) - 14
 
 
 @dataclass(frozen=True, slots=True)
-class BarFrame:
-    """Bars with their places in pixels: names up to `left`, then bars, then values."""
+class BarLayout:
+    """Bars in pixels: names up to `left`, then bars, then values."""
 
     left: float
-    groups: Sequence[PlacedGroup]
+    groups: Sequence[GroupLayout]
     height: float
 
 
-def placed_bars(bars: Bars) -> BarFrame:
-    """Lay bars out, group under group, each on a scale from zero or its least value below."""
-    every = [bar for group in bars.groups for bar in group.bars]
-    names = max(min(width_of(bar.name, SIZE), NAME_ROOM) for bar in every)
-    values = max(width_of(valued(bars, bar), SIZE, bold=True) for bar in every)
+def layout_bars(bars: Bars) -> BarLayout:
+    """Lay out bars, group under group; the scale of a group includes zero."""
+    all_bars = [bar for group in bars.groups for bar in group.bars]
+    names = max(min(text_width(bar.name, SIZE), NAME_ROOM) for bar in all_bars)
+    values = max(text_width(bar_label(bars, bar), SIZE, bold=True) for bar in all_bars)
     left, right = names + 12, max(WIDTH - values - 10, names + 60)
     y, groups = 0.0, []
     for group in bars.groups:
@@ -453,11 +453,11 @@ def placed_bars(bars: Bars) -> BarFrame:
         ends = [0.0, *(end for bar in group.bars for end in (bar.value, *(bar.interval or ())))]
         low, high = min(ends), max(ends)
         scale = Scale(low=low, high=high if high > low else low + 1, start=left, stop=right)
-        groups.append(PlacedGroup(group, y, top, scale))
+        groups.append(GroupLayout(group, y, top, scale))
         y = max(y + HEADING, top + PITCH * len(group.bars) - PITCH + THICK) + APART
-    return BarFrame(left, groups, y - APART + 2)
+    return BarLayout(left, groups, y - APART + 2)
 
 
-def valued(bars: Bars, bar: Bar) -> str:
+def bar_label(bars: Bars, bar: Bar) -> str:
     """A bar's value with its unit."""
-    return f"{written(bar.value, bars.form)} {bars.unit}".strip()
+    return f"{format_value(bar.value, bars.form)} {bars.unit}".strip()

@@ -1,8 +1,8 @@
-"""What reports are made of: pages, sections, charts, bars, tables and remarks, as checked data.
+"""Types of a report: pages, sections, charts, bars, tables and remarks, as validated data.
 
-Figures and sections are functions from results to these types; render.py and markdown.py decide how
-they look. Colours are roles, so that light, dark and paper can each have
-their own. Numbers are finite: what was not measured is left out.
+Functions of results give these types; render.py and markdown.py decide how they look. Colours are
+roles, so that light, dark and paper have colours of their own. Numbers are finite: what was not
+measured is left out.
 """
 
 from collections.abc import Sequence
@@ -11,26 +11,26 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-RAMP = 8  # colours that are told apart in one chart
-MOST_POINTS = 500  # of a line: what is drawn fits a screen and a file
+RAMP = 8  # distinguishable colours of one chart
+MOST_POINTS = 500  # per line: enough for a screen, small enough for a file
 NOT_MEASURED = "-"
 
 Point = tuple[float, float]
 Span = tuple[float, float, float]  # x, low, high
 Key = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")]  # an id on the page
 Role = Annotated[str, Field(pattern=r"^(run-[0-5]|ramp-[0-7]|dense|sparse|target|quiet)$")]
-"""Which colour: run-0 .. run-5 (runs in the order given), ramp-0 .. ramp-7 (ordered: few to many,
+"""A colour: run-0 .. run-5 (runs in the order given), ramp-0 .. ramp-7 (ordered: few to many,
 short to long), dense, sparse, target, quiet."""
 
 
 class PagePart(BaseModel):
-    """Base of everything on a page: fields of their declared types, which do not change."""
+    """Base class of everything on a page: strict and frozen."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Axis(PagePart):
-    """One side of a chart. Limits that are None follow the data; `form` writes a value."""
+    """An axis of a chart. Limits of None follow the data; `form` formats values."""
 
     name: str
     low: float | None = None
@@ -39,7 +39,7 @@ class Axis(PagePart):
 
 
 class Line(PagePart):
-    """A curve with its name at its end or in the legend; points are in the order of x.
+    """A curve, labelled at its end or in the legend; points are in the order of x.
 
     shape   "line" joins points, "steps" holds a value until the next x, "dots" joins and marks
             them, "marks" marks them alone
@@ -51,7 +51,7 @@ class Line(PagePart):
     role: Role
     shape: Literal["line", "steps", "dots", "marks"] = "line"
     spans: Sequence[Span] = ()
-    faint: bool = False  # drawn behind, thin: what another line is the smooth of
+    faint: bool = False  # thin and behind: the raw values of a smoothed line
 
 
 class Level(PagePart):
@@ -63,7 +63,7 @@ class Level(PagePart):
 
 
 class Chart(PagePart):
-    """Lines over one axis. `say` is what a reader should see in it."""
+    """Lines over a common axis. `say`: its caption."""
 
     key: Key
     title: str
@@ -75,7 +75,7 @@ class Chart(PagePart):
 
 
 class Bar(PagePart):
-    """A value with its interval, where it has one."""
+    """A value, with its interval where it is known."""
 
     name: str
     value: float
@@ -84,7 +84,7 @@ class Bar(PagePart):
 
 
 class BarGroup(PagePart):
-    """Bars that are compared with one another, from zero, on a scale of their own."""
+    """Bars to be compared, on a scale of their own that includes zero."""
 
     name: str
     bars: Sequence[Bar]
@@ -92,7 +92,7 @@ class BarGroup(PagePart):
 
 
 class Bars(PagePart):
-    """Horizontal bars in groups. `unit` stands behind every value, written by `form`."""
+    """Horizontal bars in groups. Values are formatted by `form` and followed by `unit`."""
 
     key: Key
     title: str
@@ -103,7 +103,7 @@ class Bars(PagePart):
 
 
 class Table(PagePart):
-    """Rows of text under headings. The first column names, the others are figures."""
+    """Rows of text under headings: names in the first column, figures in the others."""
 
     key: Key
     columns: Sequence[str]
@@ -113,7 +113,7 @@ class Table(PagePart):
 
 
 class Remarks(PagePart):
-    """Sentences in a list (what the gate did, what to mind), or lines of code as they are."""
+    """A list of sentences (actions of the gate, warnings), or lines of code."""
 
     key: Key
     lines: Sequence[str]
@@ -127,7 +127,7 @@ Item = Chart | Bars | Table | Remarks
 
 
 class Section(PagePart):
-    """A part of a page, or a file of figures: a heading, a sentence, and what shows it."""
+    """A part of a page, or a file of figures: a heading, a sentence, and its items."""
 
     key: Key
     title: str
@@ -140,7 +140,7 @@ class Section(PagePart):
 
 
 class Number(PagePart):
-    """One of the few figures at the top."""
+    """A key figure at the top of a page."""
 
     value: str
     name: str
@@ -148,7 +148,7 @@ class Number(PagePart):
 
 
 class Page(PagePart):
-    """The whole page. `foot` says how it was made."""
+    """A page. `foot`: its provenance."""
 
     title: str
     lead: str
@@ -158,19 +158,19 @@ class Page(PagePart):
 
 
 def ramp(index: int, count: int) -> str:
-    """The role of one of several ordered lines."""
+    """The colour of a line among several ordered ones."""
     return f"ramp-{round(index * (RAMP - 1) / max(1, count - 1))}"
 
 
 def named_levels(targets: Sequence[float]) -> list[Level]:
-    """Targets of p05, each once."""
+    """Levels of distinct targets of p05."""
     return [Level(y=target, name=f"target {target:g}") for target in sorted(set(targets))]
 
 
-def thinned(chart: Chart, *, lowest: bool = False) -> Chart:
-    """The chart with at most MOST_POINTS a line: means of neighbours, or the lowest of them.
+def thin_points(chart: Chart, *, lowest: bool = False) -> Chart:
+    """Thin out a chart to MOST_POINTS per line: means of neighbours, or the lowest of them.
 
-    Its words say what a point then stands for.
+    The caption then says what a point stands for.
     """
     longest = max((len(line.points) for line in chart.lines), default=0)
     count = -(-longest // MOST_POINTS)
@@ -178,8 +178,8 @@ def thinned(chart: Chart, *, lowest: bool = False) -> Chart:
         return chart
     lines = []
     for line in chart.lines:
-        own = max(1, -(-len(line.points) // MOST_POINTS))
-        parts = [line.points[i : i + own] for i in range(0, len(line.points), own)]
+        size = max(1, -(-len(line.points) // MOST_POINTS))
+        parts = [line.points[i : i + size] for i in range(0, len(line.points), size)]
         points = [(fmean(x for x, _ in part), fmean(y for _, y in part)) for part in parts]
         if lowest:
             points = [min(part, key=lambda point: point[1]) for part in parts]

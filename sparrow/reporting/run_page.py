@@ -1,4 +1,4 @@
-"""The page of runs: which parts it has, the figures at its top, runs side by side in one table."""
+"""The page of runs: its sections, the key figures at its top, and the final table."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from sparrow.reporting.calibration import schedule_section, surface_section, tail_text
+from sparrow.reporting.calibration import format_p05, schedule_section, surface_section
 from sparrow.reporting.page import NOT_MEASURED, Number, Page, Section, Table
 from sparrow.reporting.training import (
     CUT_OFF,
@@ -15,41 +15,41 @@ from sparrow.reporting.training import (
     LENGTH,
     REWARD,
     STEP_SECONDS,
+    format_speed_up,
     gate_actions,
     kept_section,
     learning_section,
     tail_section,
     time_section,
-    times,
     worst_bins,
 )
 from sparrow.schema.run_folder import HeldOut, RunFolder, read_runs
 
-FEW = 3  # names that a title has room for
-ENDS = 5  # steps that a beginning or an end is the mean of
+FEW = 3  # names that fit into a title
+ENDS = 5  # first and last steps that are averaged
 HELD_OUT = ("data.task", "data.length", "data.rows", "data.reward", "rollout.max_tokens")
-PLACES = ("run.out", "run.name")  # settings that say where, not what
+PLACES = ("run.out", "run.name")  # settings of the place of a run
 LEAD = (
-    "Sparse attention makes long rollouts faster, but the sparse actor that draws tokens is then "
-    "not the dense policy that learns from them. Sparrow measures how far apart the two are, token "
-    "by token: acceptance is 1 where their distributions are the same, and p05 is the value that "
-    "95 % of the tokens reach. It keeps p05 above a target and guards it while training."
+    "Sparse attention makes long rollouts faster, but the sparse actor that samples tokens is not "
+    "the dense policy that learns from them. Sparrow measures how far apart the two are, token by "
+    "token: acceptance is 1 where their distributions are equal, and p05 is the value that 95 % of "
+    "the tokens reach. It keeps p05 above a target and guards it while training."
 )
 DIFFERENCES = (
-    " Differences of accuracy join the intervals of both runs as if their rows were independent "
-    "(by root of summed squares); on equal rows the true interval is usually narrower. Intervals "
-    "are over the rows of one run each: another seed may differ by more."
+    " Differences of accuracy combine the intervals of both runs as if their rows were independent "
+    "(root of the sum of squares); on equal rows the true interval is usually narrower. Intervals "
+    "are over the rows of one run: another seed may differ by more."
 )
 
 
 def page_of(folders: Sequence[str | Path], *, title: str | None = None) -> Page:
-    """The page of some run directories: the same files give the same page."""
+    """The page of run directories; the same files give the same page."""
     runs = read_runs(folders)
     trained = [run for run in runs if run.steps]
     final = final_section(trained)
     several = len(runs) > 1
     sections = (
-        final if several else None,  # who compares wants the figures first
+        final if several else None,  # comparisons start with the figures
         surface_section(runs),
         schedule_section(runs),
         learning_section(trained),
@@ -59,9 +59,9 @@ def page_of(folders: Sequence[str | Path], *, title: str | None = None) -> Page:
         None if several else final,
     )
     names = [run.name for run in runs]
-    named = " · ".join(names) if len(names) <= FEW else f"{len(names)} runs compared"
+    default = " · ".join(names) if len(names) <= FEW else f"{len(names)} runs compared"
     return Page(
-        title=title or named,
+        title=title or default,
         lead=LEAD,
         numbers=[] if several else numbers(runs[0]),
         sections=[section for section in sections if section is not None],
@@ -70,46 +70,48 @@ def page_of(folders: Sequence[str | Path], *, title: str | None = None) -> Page:
 
 
 def numbers(run: RunFolder) -> list[Number]:
-    """The few figures that a run comes down to; what was not measured is not there."""
-    found = []
-    known, seen = run.held_out(), worst_bins(run)
-    if len(known) > 1 and known[0].step == 0:
-        first, last = known[0], known[-1]
+    """The key figures of a run, as far as they were measured."""
+    figures = []
+    held_out, worst = run.held_out(), worst_bins(run)
+    if len(held_out) > 1 and held_out[0].step == 0:
+        first, last = held_out[0], held_out[-1]
         after = f"before and after {last.step} steps; then with a 95 % interval of "
-        found.append(
+        figures.append(
             Number(
                 value=f"{first.value:.0%} → {last.value:.0%}",
                 name="accuracy on held-out rows",
                 say=f"{after}{last.low:.0%} to {last.high:.0%}",
             )
         )
-    if seen:
-        p05, low, high, _ = seen[-1]
+    if worst:
+        p05, low, high, _ = worst[-1]
         interval = "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
         target = "" if run.target is None else f"; the target is {run.target:g}"
-        lowest = f"lowest on the way {min(worst.p05 for worst in seen):.3f}{target}"
+        lowest = f"lowest of all steps {min(bin.p05 for bin in worst):.3f}{target}"
         name = "p05 of acceptance, worst length"
         say = f"at the last step{interval}, {lowest}"
-        found.append(Number(value=f"{p05:.3f}", name=name, say=say))
+        figures.append(Number(value=f"{p05:.3f}", name=name, say=say))
     if run.speed is not None:
         *shorter, longest = sorted(run.speed.cases, key=lambda case: case.context)
-        others = "".join(f"; {case.name.lower()}: {times(case.speed_up)}" for case in shorter)
-        name, say = f"decode, {longest.name.lower()}", f"time alone, {longest.what}{others}"
-        found.append(Number(value=times(longest.speed_up), name=name, say=say))
+        others = "".join(
+            f"; {case.name.lower()}: {format_speed_up(case.speed_up)}" for case in shorter
+        )
+        name, say = f"decode, {longest.name.lower()}", f"{longest.what}{others}"
+        figures.append(Number(value=format_speed_up(longest.speed_up), name=name, say=say))
     if run.values(DENSITY):
         say = "mean over all sampled tokens"
-        found.append(Number(value=_kept(run), name="of keys and values read", say=say))
-    return found
+        figures.append(Number(value=_kept(run), name="of keys and values read", say=say))
+    return figures
 
 
 def provenance(runs: Sequence[RunFolder]) -> list[str]:
-    """How the page was made, from what the files say."""
+    """The provenance of a page, from the files of its runs."""
     lines = [f"Made by `sparrow report` from the files of {', '.join(run.name for run in runs)}."]
     for run in runs:
         if run.surface is not None:
             versions = ", ".join(run.surface.versions)
-            made = f"{run.surface.created} by `{run.surface.command}`"
-            lines.append(f"{run.name}: the surface was measured on {made} ({versions}).")
+            measured = f"{run.surface.created} by `{run.surface.command}`"
+            lines.append(f"{run.name}: the surface was measured on {measured} ({versions}).")
         if run.steps:
             model = run.settings.model or "model unknown"
             seed = "unknown" if run.settings.seed is None else run.settings.seed
@@ -118,77 +120,90 @@ def provenance(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def final_section(runs: Sequence[RunFolder]) -> Section | None:
-    """A figure a row, a run a column; and the settings in which runs differ."""
+    """The final table, a column per run; and the settings in which runs differ."""
     if not runs:
         return None
     figures: list[tuple[str, Callable[[RunFolder], str]]] = [
         ("steps", lambda run: str(len(run.steps))),
-        ("reward, first and last steps", lambda run: _ends(run, REWARD, ".2f", ENDS)),
+        ("reward, first and last steps", lambda run: _first_and_last(run, REWARD, ".2f", ENDS)),
         ("accuracy on held-out rows, before", lambda run: _accuracies(run)[0]),
         ("and after", lambda run: _accuracies(run)[1]),
-        ("p05 of the worst length, lowest", lambda run: _tails(run)[0]),
-        ("and at the last step", lambda run: _tails(run)[1]),
+        ("cut off at the token limit, before and after", lambda run: _outcomes(run, "cut_off")),
+        ("wrong though ended, before and after", lambda run: _outcomes(run, "wrong")),
+        ("p05 of the worst length, lowest", lambda run: _p05_texts(run)[0]),
+        ("and at the last step", lambda run: _p05_texts(run)[1]),
         ("keys and values read", _kept),
-        ("tokens an answer, first and last step", lambda run: _ends(run, LENGTH, ".0f")),
-        ("answers cut off at the limit", lambda run: _ends(run, CUT_OFF, ".0%")),
-        ("seconds a step", _seconds),
+        ("tokens per answer, first and last step", lambda run: _first_and_last(run, LENGTH, ".0f")),
+        (
+            "training answers cut off",
+            lambda run: _first_and_last(run, CUT_OFF, ".0%"),
+        ),
+        ("seconds per step", _seconds),
         ("gate", _gate),
     ]
     several = len(runs) > 1
     if several:
-        figures.insert(4, (f"after, against {runs[0].name}", lambda run: _against(run, runs[0])))
+        figures.insert(
+            4, (f"after, against {runs[0].name}", lambda run: _difference_text(run, runs[0]))
+        )
     table = Table(
         key="final-table",
         columns=["", *(run.name for run in runs)],
-        rows=[[name, *(tell(run) for run in runs)] for name, tell in figures],
+        rows=[[name, *(figure(run) for run in runs)] for name, figure in figures],
         say=f"Rewards are means of the first and the last {ENDS} steps (fewer in a run of under "
         f"{2 * ENDS})." + DIFFERENCES * several,
     )
-    say = "What it all comes down to; brackets are 95 % intervals."
+    say = "Brackets are 95 % intervals."
     items = [table, _differences(runs)] if several else [table]
     return Section(key="final", title="In numbers", say=say, items=items)
 
 
 def _accuracies(run: RunFolder) -> tuple[str, str]:
-    known = run.held_out()
-    before = [str(held) for held in known if held.step == 0]
-    after = [str(held) for held in known if held.step > 0]
+    held_out = run.held_out()
+    before = [str(held) for held in held_out if held.step == 0]
+    after = [str(held) for held in held_out if held.step > 0]
     return (before or [NOT_MEASURED])[0], (after or [NOT_MEASURED])[-1]
 
 
-def _against(run: RunFolder, other: RunFolder) -> str:
-    """Accuracy less the other's, at the last step that both were evaluated after."""
-    mine, theirs = ({p.step: p for p in one.held_out() if p.step > 0} for one in (run, other))
-    common = sorted(mine.keys() & theirs.keys())
+def _outcomes(run: RunFolder, outcome: str) -> str:
+    """A share of held-out answers at the first and at the last evaluation."""
+    shares = [getattr(held.outcomes, outcome) for held in run.held_out() if held.outcomes]
+    return f"{shares[0]:.2f} → {shares[-1]:.2f}" if shares else NOT_MEASURED
+
+
+def _difference_text(run: RunFolder, other: RunFolder) -> str:
+    """The difference of accuracies at the last step at which both runs were evaluated."""
+    a, b = ({held.step: held for held in r.held_out() if held.step > 0} for r in (run, other))
+    common = sorted(a.keys() & b.keys())
     if run is other or not common or not run.settings.given or not other.settings.given:
-        return NOT_MEASURED  # without settings nobody knows whether they were measured alike
-    if _measured_by(run) != _measured_by(other):
-        return "measured otherwise"
-    low, value, high = difference(mine[common[-1]], theirs[common[-1]])
+        return NOT_MEASURED  # without settings it is unknown whether rows are the same
+    if _evaluation_settings(run) != _evaluation_settings(other):
+        return "other rows or settings"
+    low, value, high = difference(a[common[-1]], b[common[-1]])
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}] at {common[-1]}"
 
 
-def _measured_by(run: RunFolder) -> dict[str, Any]:
-    """The settings that accuracy on held-out rows depends on, beside the weights."""
-    given = run.settings.given
-    names = [name for name in given if name.startswith("validation.")] + list(HELD_OUT)
-    return {name: given.get(name) for name in names if name != "validation.every"}
+def _evaluation_settings(run: RunFolder) -> dict[str, Any]:
+    """The settings that accuracy on held-out rows depends on, apart from the weights."""
+    settings = run.settings.given
+    names = [name for name in settings if name.startswith("validation.")] + list(HELD_OUT)
+    return {name: settings.get(name) for name in names if name != "validation.every"}
 
 
 def difference(a: HeldOut, b: HeldOut) -> tuple[float, float, float]:
-    """Low, value and high of a - b, by Newcombe's joining of two intervals."""
+    """Low, value and high of a - b, by Newcombe's method."""
     value = a.value - b.value
     low = value - math.hypot(a.value - a.low, b.high - b.value)
     high = value + math.hypot(a.high - a.value, b.value - b.low)
     return low, value, high
 
 
-def _tails(run: RunFolder) -> tuple[str, str]:
-    seen = worst_bins(run)
-    if not seen:
+def _p05_texts(run: RunFolder) -> tuple[str, str]:
+    worst = worst_bins(run)
+    if not worst:
         return NOT_MEASURED, NOT_MEASURED
-    lowest = min(seen, key=lambda worst: worst.p05)
-    return tail_text(*lowest[:3]), tail_text(*seen[-1][:3])
+    lowest = min(worst, key=lambda bin: bin.p05)
+    return format_p05(*lowest[:3]), format_p05(*worst[-1][:3])
 
 
 def _kept(run: RunFolder) -> str:
@@ -198,8 +213,8 @@ def _kept(run: RunFolder) -> str:
     return "100%" if run.dense and run.steps else NOT_MEASURED
 
 
-def _ends(run: RunFolder, metric: str, form: str, most: int = 1) -> str:
-    """Means of so many first and last steps, or fewer in a short run."""
+def _first_and_last(run: RunFolder, metric: str, form: str, most: int = 1) -> str:
+    """Means of the first and of the last steps (`most` of them, fewer in a short run)."""
     values = [value for _, value in run.values(metric)]
     count = max(1, min(most, len(values) // 2))
     if not values:
@@ -218,17 +233,17 @@ def _gate(run: RunFolder) -> str:
     if run.settings.gate == "off":
         return "off"
     if not worst_bins(run):
-        return "nothing judged"
+        return "nothing measured"
     count = len(gate_actions(run))
-    return "silent" if not count else f"{count} action{'s' if count > 1 else ''}"
+    return "no action" if not count else f"{count} action{'s' if count > 1 else ''}"
 
 
 def _differences(runs: Sequence[RunFolder]) -> Table:
-    """Settings in which the runs differ, one a row."""
-    given = [run.settings.given for run in runs]
-    names = sorted(set(chain.from_iterable(given)) - set(PLACES))
-    differing = [name for name in names if len({repr(own.get(name)) for own in given}) > 1]
-    rows = [[name, *(str(own.get(name, NOT_MEASURED)) for own in given)] for name in differing]
+    """Settings in which the runs differ, one per row."""
+    settings = [run.settings.given for run in runs]
+    names = sorted(set(chain.from_iterable(settings)) - set(PLACES))
+    differing = [name for name in names if len({repr(s.get(name)) for s in settings}) > 1]
+    rows = [[name, *(str(s.get(name, NOT_MEASURED)) for s in settings)] for name in differing]
     return Table(
         key="settings",
         title="Settings that differ",

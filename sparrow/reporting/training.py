@@ -1,12 +1,14 @@
-"""What a page shows of trainings: learning, the tail and its gate, what is read, and time."""
+"""Sections of training runs: learning, p05 of acceptance and the gate, KV read, and time."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from sparrow.reporting.calibration import ACCEPTANCE, role_of
+from sparrow.reporting.calibration import ACCEPTANCE, run_role
 from sparrow.reporting.page import (
+    NOT_MEASURED,
     Axis,
     Bar,
     BarGroup,
@@ -17,9 +19,11 @@ from sparrow.reporting.page import (
     Point,
     Remarks,
     Section,
+    Span,
+    Table,
     named_levels,
     ramp,
-    thinned,
+    thin_points,
 )
 from sparrow.schema.bench import Speed, SpeedCase
 from sparrow.schema.run_folder import RunFolder
@@ -36,71 +40,115 @@ PARTS = {
     "dense log-probs": "timing_s/old_log_prob",
     "update": "timing_s/update_actor",
 }
-EQUAL = 0.02  # ratios nearer to 1 than this are called equal
+EQUAL = 0.02  # speed-ups nearer to 1 than this count as equal
 STEP = Axis(name="steps of training", form=".0f", low=0)
-MINUTES = Axis(name="minutes of training", form=".1f", low=0)
+OUTCOMES = {  # of held-out answers: the name of a chart, its sentence, a colour
+    "right": ("accuracy on held-out rows", "Rows never trained on, with 95 % intervals.", "run-0"),
+    "cut_off": ("held-out answers cut off", "Cut off: not right at the token limit.", "run-4"),
+    "wrong": ("held-out answers wrong", "Wrong: ended in time, not right.", "run-1"),
+}
 
 
 def learning_section(runs: Sequence[RunFolder]) -> Section | None:
-    """Reward and accuracy on held-out rows, by step and by time."""
+    """Reward and outcomes of held-out answers by step; both by time in a table."""
     if not runs:
         return None
-    rewards = "Mean reward of the answers that were drawn for training."
-    if any(len(run.steps) >= SMOOTHED_FROM for run in runs):
-        rewards += " Thin: each step; thick: a running mean."
-    rows = "Rows that training never sees, with 95 % intervals over rows."
-    items = [_curves(runs, by, "mean reward", _reward_lines, rewards) for by in ("step", "time")]
-    if any(run.held_out() for run in runs):
-        name = "accuracy on held-out rows"
-        items += [_curves(runs, by, name, _accuracy_line, rows) for by in ("step", "time")]
+    items: list[Item] = [_reward_chart(runs), *_held_out_charts(runs)]
+    items += [_time_table(runs)] if any(run.values(STEP_SECONDS) for run in runs) else []
     say = (
-        "Answers are drawn by the actor and judged; the dense policy learns from them. If that "
-        "works, the reward rises, and so does accuracy on rows it has not seen."
+        "Answers are sampled by the actor and judged; the dense policy learns from them. If that "
+        "works, the reward rises, and so does accuracy on held-out rows."
     )
     return Section(key="learning", title="Does it learn?", say=say, items=items)
 
 
-def _curves(
-    runs: Sequence[RunFolder],
-    by: str,
-    name: str,
-    draw: Callable[[RunFolder, dict[int, float]], list[Line]],
-    say: str,
-) -> Chart:
-    """A line or two a run, over steps or over the minutes behind them."""
-    lines = []
-    for run in runs:
-        minutes = run.minutes()
-        lines += draw(run, minutes if by == "time" else {step: float(step) for step in minutes})
-    values = [y for line in lines for _, y in line.points]
-    shares = all(0 <= value <= 1 for value in values)
+def _reward_chart(runs: Sequence[RunFolder]) -> Chart:
+    say = "Mean reward of the answers sampled for training."
+    if any(len(run.steps) >= SMOOTHED_FROM for run in runs):
+        say += " Thin: each step; thick: a running mean."
+    lines = [line for run in runs for line in _reward_lines(run)]
+    return _share_chart("reward", "mean reward", lines, say)
+
+
+def _share_chart(key: str, name: str, lines: Sequence[Line], say: str) -> Chart:
+    """Lines by step; from 0 to 1 where all of them are shares."""
+    shares = all(0 <= value <= 1 for line in lines for _, value in line.points)
     y = Axis(name=name, low=0 if shares else None, high=1 if shares else None, form=".2f")
-    key = f"{'accuracy' if 'accuracy' in name else 'reward'}-by-{by}"
-    x, title = (MINUTES if by == "time" else STEP), f"{name.capitalize()} by {by}"
-    return thinned(Chart(key=key, title=title, x=x, y=y, lines=lines, say=say))
+    title = f"{name[:1].upper()}{name[1:]} by step"
+    return thin_points(Chart(key=f"{key}-by-step", title=title, x=STEP, y=y, lines=lines, say=say))
 
 
-def _reward_lines(run: RunFolder, places: dict[int, float]) -> list[Line]:
-    """As it is, or for many steps also the mean of the last few at every one."""
-    points = [(places[step + 1], value) for step, value in run.values(REWARD)]
+def _reward_lines(run: RunFolder) -> list[Line]:
+    """The reward of every step; in long runs also a running mean."""
+    points = _by_step(run, REWARD)
     if len(points) < SMOOTHED_FROM:
-        return [Line(name=run.name, points=points, role=role_of(run), shape="dots")]
+        return [Line(name=run.name, points=points, role=run_role(run), shape="dots")]
     window, values = max(2, len(points) // WINDOW), [y for _, y in points]
     ends = range(1, len(points) + 1)
     smooth = [(points[i - 1][0], fmean(values[max(0, i - window) : i])) for i in ends]
-    raw = Line(name=run.name, points=points, role=role_of(run), faint=True)
-    return [raw, Line(name=run.name, points=smooth, role=role_of(run))]
+    raw = Line(name=run.name, points=points, role=run_role(run), faint=True)
+    return [raw, Line(name=run.name, points=smooth, role=run_role(run))]
 
 
-def _accuracy_line(run: RunFolder, places: dict[int, float]) -> list[Line]:
-    known = [(places[held.step], held) for held in run.held_out() if held.step in places]
-    points = [(x, held.value) for x, held in known]
-    spans = [(x, held.low, held.high) for x, held in known]
-    return [Line(name=run.name, points=points, spans=spans, role=role_of(run), shape="dots")]
+def _held_out_charts(runs: Sequence[RunFolder]) -> list[Chart]:
+    """Right, cut off and wrong: three lines of one chart for one run, a chart each for several."""
+    charts = []
+    for outcome, (name, say, _) in OUTCOMES.items():
+        lines = [_outcome_line(run, outcome, run.name, run_role(run)) for run in runs]
+        charts.append(_share_chart(outcome.replace("right", "accuracy"), name, _drawn(lines), say))
+    if len(runs) == 1:
+        lines = [
+            _outcome_line(runs[0], key, key.replace("_", " "), role)
+            for key, (_, _, role) in OUTCOMES.items()
+        ]
+        say = " ".join(say for _, say, _ in OUTCOMES.values())
+        charts = [_share_chart("accuracy", "share of held-out answers", _drawn(lines), say)]
+    return [chart for chart in charts if chart.lines]
+
+
+def _drawn(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line.points]
+
+
+def _outcome_line(run: RunFolder, outcome: str, name: str, role: str) -> Line:
+    """The share of held-out answers that are right (with its interval), cut off or wrong."""
+    held_out = run.held_out()
+    points = [(float(h.step), getattr(h.outcomes, outcome)) for h in held_out if h.outcomes]
+    spans: list[Span] = []
+    if outcome == "right":
+        points = [(float(held.step), held.value) for held in held_out]
+        spans = [(float(held.step), held.low, held.high) for held in held_out]
+    return Line(name=name, points=points, spans=spans, role=role, shape="dots")
+
+
+def _time_table(runs: Sequence[RunFolder]) -> Table:
+    """The same curves by time: their values after each quarter of the longest run."""
+    longest = max(max(run.minutes().values()) for run in runs)
+    form = ".1f" if longest >= 4 else ".2f"
+    rows = []
+    for name, outcome in (("mean reward", None), ("accuracy on held-out rows", "right")):
+        for minutes in (longest * quarter / 4 for quarter in range(1, 5)):
+            values = [_value_after(run, minutes, outcome) for run in runs]
+            rows.append([f"{name} after {minutes:{form}} minutes", *values])
+    return Table(
+        key="learning-by-time",
+        title="By time of training",
+        columns=["", *(run.name for run in runs)],
+        rows=[row for row in rows if set(row[1:]) != {NOT_MEASURED}],
+    )
+
+
+def _value_after(run: RunFolder, minutes: float, outcome: str | None) -> str:
+    """The last reward or outcome that was measured by then, with its step."""
+    line = _outcome_line(run, outcome, "", "quiet") if outcome else _reward_lines(run)[-1]
+    passed = run.minutes()
+    until = minutes * (1 + 1e-9)
+    measured = [point for point in line.points if passed.get(int(point[0]), math.inf) <= until]
+    return "{1:.2f} at step {0:.0f}".format(*measured[-1]) if measured else NOT_MEASURED
 
 
 class WorstBin(NamedTuple):
-    """p05 of the worst judged bin after a step, with its interval where that is known."""
+    """p05 of the worst measured bin after a step, with its interval where it is known."""
 
     p05: float
     low: float | None
@@ -109,60 +157,60 @@ class WorstBin(NamedTuple):
 
 
 def worst_bins(run: RunFolder) -> list[WorstBin]:
-    """What the gate saw at every step at which it judged a bin."""
-    starts, found = bins_of(run), []
+    """The worst bin of every step with a measured bin."""
+    starts, worst = bin_starts(run), []
     for line in run.steps:
-        judged = [
+        measured = [
             (p05, start)
             for start in starts
             if (p05 := line.values.get(f"{P05}/bin_{start}")) is not None
         ]
-        if judged:
-            p05, start = min(judged)
+        if measured:
+            p05, start = min(measured)
             low, high = (line.values.get(f"{P05}_{end}/bin_{start}") for end in ("low", "high"))
-            found.append(WorstBin(p05, low, high, line.step))
-    return found
+            worst.append(WorstBin(p05, low, high, line.step))
+    return worst
 
 
-def bins_of(run: RunFolder) -> list[int]:
-    """Starts of the bins of length that were ever judged."""
+def bin_starts(run: RunFolder) -> list[int]:
+    """Starts of the bins of length that were ever measured."""
     keys = {key for line in run.steps for key in line.values}
     return sorted(int(match[1]) for key in keys if (match := BIN.match(key)))
 
 
 def tail_section(runs: Sequence[RunFolder]) -> Section | None:
-    """p05 by bin against the target, step by step, and what the gate did."""
+    """p05 by bin against the target, step by step, and the actions of the gate."""
     watched = [run for run in runs if run.values(P05) or worst_bins(run)]
     if not watched:
         return None
     items: list[Item] = []
     for run in watched:
-        title = "What the gate did" + f": {run.name}" * (len(runs) > 1)
-        lines = gate_actions(run) or [_silence(run)]
+        title = "Actions of the gate" + f": {run.name}" * (len(runs) > 1)
+        lines = gate_actions(run) or [_why_no_action(run)]
         items.append(_bins_chart(run, len(runs) > 1))
         items.append(Remarks(key=f"gate-{run.number}", title=title, lines=lines))
     items += [_worst_chart(watched)] if sum(bool(worst_bins(run)) for run in watched) > 1 else []
     say = (
-        "At every step a few answers are read again by the dense policy, token by token. The gate "
-        "acts where a length is surely below the target, or below it at several looks in a row: "
-        "the actor then reads more there, in the end everything; a single dip may be chance. In a "
-        "dense run the lines show what rounding alone makes of the same model."
+        "At every step the dense policy scores a few answers again, token by token. The gate acts "
+        "where p05 is below the target with confidence, or several times in a row: the actor then "
+        "reads more at that length, in the end everything; a single dip may be chance. In a dense "
+        "run the lines show the effect of rounding alone."
     )
-    return Section(key="tail", title="Is the tail kept while training?", say=say, items=items)
+    return Section(key="tail", title="Does p05 stay above the target?", say=say, items=items)
 
 
 def _bins_chart(run: RunFolder, several: bool) -> Chart:
-    starts = bins_of(run)
+    starts = bin_starts(run)
     shown = starts[:: -(-len(starts) // MOST_BINS)] if starts else []
     lines = [_bin_line(run, start, ramp(i, len(shown))) for i, start in enumerate(shown)]
     window = run.settings.window
     over = f"over the last {window} steps" if window else "over a window of steps"
-    say = f"A line for each bin of lengths, {over} with 95 % intervals over prompts."
+    say = f"A line per bin of lengths, {over} with 95 % intervals over prompts."
     if not shown:
-        lines = [Line(name="all lengths", points=_by_step(run, P05), role=role_of(run))]
-        say = f"Over all lengths, {over}; no single length was judged yet."
+        lines = [Line(name="all lengths", points=_by_step(run, P05), role=run_role(run))]
+        say = f"Over all lengths, {over}; no bin of lengths was measured yet."
     if len(shown) < len(starts):
-        say += f" {len(starts) - len(shown)} bins between are not drawn."
+        say += f" {len(starts) - len(shown)} bins in between are not drawn."
     title = f"{run.name}: " * several + "p05 by length while training"
     return _tail_chart(f"tail-{run.number}", title, lines, [run], say)
 
@@ -172,30 +220,29 @@ def _tail_chart(
 ) -> Chart:
     levels = named_levels([run.target for run in runs if run.target is not None])
     chart = Chart(key=key, title=title, x=STEP, y=ACCEPTANCE, lines=lines, levels=levels, say=say)
-    return thinned(chart, lowest=True)
+    return thin_points(chart, lowest=True)
 
 
 def _worst_chart(runs: Sequence[RunFolder]) -> Chart:
     lines = _run_lines(runs, lambda run: [(w.step + 1.0, w.p05) for w in worst_bins(run)])
-    say = "The lowest of all bins of lengths that had enough tokens to be judged."
+    say = "The lowest of all bins of lengths with enough tokens to be measured."
     return _tail_chart("tail-worst", "p05 of the worst length", lines, runs, say)
 
 
 def _run_lines(runs: Sequence[RunFolder], points: Callable[[RunFolder], list[Point]]) -> list[Line]:
     """A line for every run that has points."""
-    found = [Line(name=run.name, points=points(run), role=role_of(run)) for run in runs]
-    return [line for line in found if line.points]
+    return _drawn([Line(name=run.name, points=points(run), role=run_role(run)) for run in runs])
 
 
 def _by_step(run: RunFolder, metric: str) -> list[Point]:
-    """A metric after so many steps."""
+    """The points of a metric; x is the number of steps taken."""
     return [(step + 1.0, value) for step, value in run.values(metric)]
 
 
 def _bin_line(run: RunFolder, start: int, role: str) -> Line:
-    """Named by where the bin ends: at the schedule's next edge, as the gate's bins do."""
+    """p05 of a bin by step; the bin ends at the next edge of the schedule, as in the gate."""
     edges = [] if run.schedule is None else run.schedule.lengths.tolist()
-    later = [edge for edge in sorted({*edges, *bins_of(run)}) if edge > start]
+    later = [edge for edge in sorted({*edges, *bin_starts(run)}) if edge > start]
     name = f"{start} to {later[0]} tokens" if later else f"from {start} tokens"
     low, high = (dict(_by_step(run, f"{P05}_{end}/bin_{start}")) for end in ("low", "high"))
     spans = [(x, low[x], high[x]) for x in low if x in high]
@@ -203,7 +250,7 @@ def _bin_line(run: RunFolder, start: int, role: str) -> Line:
 
 
 def gate_actions(run: RunFolder) -> list[str]:
-    """What the gate did, in its own words; changed settings are not its doing."""
+    """Actions of the gate with their reasons; changed settings are left out."""
     return [
         f"Step {action.step}: {action.kind}: {action.reason}"
         for action in run.actions
@@ -211,27 +258,27 @@ def gate_actions(run: RunFolder) -> list[str]:
     ]
 
 
-def _silence(run: RunFolder) -> str:
-    """Why a gate has done nothing."""
-    seen = worst_bins(run)
+def _why_no_action(run: RunFolder) -> str:
+    """Why a gate has not acted."""
+    worst = worst_bins(run)
     if not run.settings.given:
-        return "What it was told to do is not among the files of this run."
+        return "Its settings are not among the files of this run."
     if run.settings.gate == "off":
         return "It was switched off."
-    if not seen:
+    if not worst:
         return (
-            "No length had tokens and prompts enough to be judged yet (gate.least, gate.prompts), "
-            "so there was nothing to act on."
+            "No bin of lengths had enough tokens and prompts yet (gate.least, gate.prompts), so "
+            "there was nothing to act on."
         )
-    below = [worst for worst in seen if run.target is not None and worst.p05 < run.target]
+    below = [bin for bin in worst if run.target is not None and bin.p05 < run.target]
     return (
-        f"It did not act: at {len(below)} of {len(seen)} looks p05 of the worst length was below "
-        "the target, at none surely or often enough in a row."
+        f"No action: p05 of the worst length was below the target at {len(below)} of {len(worst)} "
+        "steps, never with confidence or often enough in a row."
     )
 
 
 def kept_section(runs: Sequence[RunFolder]) -> Section | None:
-    """The share of keys and values that decoding read, step by step; and how long answers were."""
+    """The share of keys and values that decoding reads, and the length of answers, by step."""
     if not any(run.values(DENSITY) for run in runs):
         return None
     share = Axis(name="share of what dense attention reads", low=0, high=1, form=".0%")
@@ -239,39 +286,41 @@ def kept_section(runs: Sequence[RunFolder]) -> Section | None:
     means = "Mean over all sampled tokens and layers; dense rollout reads 100 %."
     longer = "Longer answers leave more to save: a budget is a smaller share of them."
     say = (
-        "Decoding a long text is mostly reading the memory of it, so what is not read is time "
-        "saved, once texts are long enough for that memory to dominate."
+        "Decoding a long text is mostly reading its keys and values: what is not read saves time, "
+        "once texts are long enough for that to dominate."
     )
     items = [
-        _metric(runs, DENSITY, "kept-kv", "Keys and values that decoding read", share, means),
-        _metric(runs, LENGTH, "answer-length", "Tokens of an answer", tokens, longer),
+        _metric_chart(runs, DENSITY, "kept-kv", "Keys and values that decoding read", share, means),
+        _metric_chart(runs, LENGTH, "answer-length", "Tokens of an answer", tokens, longer),
     ]
-    return Section(key="kept", title="How much memory is read?", say=say, items=items)
+    return Section(key="kept", title="How much of the KV cache is read?", say=say, items=items)
 
 
-def _metric(
+def _metric_chart(
     runs: Sequence[RunFolder], metric: str, key: str, title: str, y: Axis, say: str
 ) -> Chart:
     lines = _run_lines(runs, lambda run: _by_step(run, metric))
-    return thinned(Chart(key=key, title=title, x=STEP, y=y, lines=lines, say=say))
+    return thin_points(Chart(key=key, title=title, x=STEP, y=y, lines=lines, say=say))
 
 
 def time_section(runs: Sequence[RunFolder]) -> Section | None:
-    """Dense beside sparse where it was timed, and medians of the parts of a step."""
-    items: list[Item] = [_timed(run.speed, run.number) for run in runs if run.speed is not None]
+    """Dense against sparse where it was timed, and medians of the parts of a step."""
+    items: list[Item] = [
+        _speed_bars(run.speed, run.number) for run in runs if run.speed is not None
+    ]
     trained = [run for run in runs if run.values(STEP_SECONDS)]
-    items += [_step_parts(trained)] if trained else []
+    items += [_step_time_bars(trained)] if trained else []
     if not items:
         return None
     say = (
-        "Choosing what to read costs a little at every step, and reading less saves in proportion "
-        "to the text: on short texts the choice can cost more than it saves, on long ones it pays."
+        "Selecting pages costs a little at every step, and reading less saves in proportion to the "
+        "length: on short texts selection can cost more than it saves, on long ones it pays."
     )
-    title = "What does it cost, what does it save?"
+    title = "What does it cost and save?"
     return Section(key="time", title=title, say=say, items=items)
 
 
-def _timed(speed: Speed, number: int) -> Bars:
+def _speed_bars(speed: Speed, number: int) -> Bars:
     groups = []
     for case in speed.cases:
         pairs = (("dense", case.dense_ms), ("sparse", case.sparse_ms))
@@ -282,40 +331,40 @@ def _timed(speed: Speed, number: int) -> Bars:
         groups.append(BarGroup(name=case.name, bars=bars, say=verdict(case.speed_up)))
     how = (
         f"{speed.note} {speed.machine.describe()}. Medians of {len(speed.cases[0].dense_ms)} "
-        "rounds that took turns; whiskers: fastest and slowest."
+        "alternating rounds; whiskers: fastest and slowest."
     )
     key, title = f"speed-{number}", "Dense against sparse on this machine"
     say = " ".join([*map(told, speed.cases), how])
-    return Bars(key=key, title=title, unit="ms a step", groups=groups, say=say)
+    return Bars(key=key, title=title, unit="ms per step", groups=groups, say=say)
 
 
 def told(case: SpeedCase) -> str:
-    """What was timed and why it came out so, in a sentence."""
+    """A sentence on a timed case: what was timed, and why it came out so."""
     return f"{case.name} ({case.what}): {case.why}."
 
 
-def times(ratio: float) -> str:
-    """A speed-up in few words."""
+def format_speed_up(ratio: float) -> str:
+    """Format a speed-up briefly: "1.9x faster"."""
     return f"{ratio:.1f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
 
 
 def verdict(ratio: float) -> str:
-    """A speed-up in words."""
+    """Format a speed-up as a sentence."""
     if abs(ratio - 1) < EQUAL:
         return "Sparse and dense take the same time"
     return f"Sparse is {ratio:.2f}x faster" if ratio > 1 else f"Sparse is {1 / ratio:.2f}x slower"
 
 
-def _step_parts(runs: Sequence[RunFolder]) -> Bars:
+def _step_time_bars(runs: Sequence[RunFolder]) -> Bars:
     groups = []
     for run in runs:
         bars = [
-            Bar(name=name, value=median(y for _, y in found), role=f"ramp-{2 * number + 1}")
+            Bar(name=name, value=median(y for _, y in seconds), role=f"ramp-{2 * number + 1}")
             for number, (name, metric) in enumerate(PARTS.items())
-            if (found := run.values(metric))
+            if (seconds := run.values(metric))
         ]
-        whole = median(value for _, value in run.values(STEP_SECONDS))
-        groups.append(BarGroup(name=run.name, bars=bars, say=f"{whole:.1f} s a step in all"))
+        total = median(value for _, value in run.values(STEP_SECONDS))
+        groups.append(BarGroup(name=run.name, bars=bars, say=f"{total:.1f} s per step"))
     say = "Medians over the steps. On large models with long answers the rollout is most of it."
-    title = "Where a step of training goes"
+    title = "Time of a training step"
     return Bars(key="step-parts", title=title, unit="s", form=".2f", groups=groups, say=say)

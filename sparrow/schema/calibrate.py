@@ -1,9 +1,10 @@
 """The configurations of `sparrow calibrate` and `sparrow plan`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sparrow.schema.base import Record
 from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype
@@ -24,12 +25,16 @@ from sparrow.schema.types import (
 )
 
 ROOM = 2.5  # longest answer to a puzzle, in multiples of its length
-SURFACE = "surface.json"
 ROW_TOKENS = 1024  # longest answer to a row of a file
 
 Figure = Annotated[float, Field(gt=0, lt=1e30)]
 BinWidth = Annotated[Tokens, Field(ge=16)]
 AnswerTokens = Annotated[Tokens, Field(ge=2)]
+
+
+def _in_folder(name: str) -> Callable[[Path], Path]:
+    """A file, which may be named by the folder that holds it."""
+    return lambda path: path / name if path.is_dir() else path
 
 
 class CalibrateConfig(Record):
@@ -110,7 +115,9 @@ class CalibrateConfig(Record):
 class PlanConfig(Record):
     """`sparrow plan`: the target, the machine and the workload."""
 
-    surface: FilePath = argument(..., "surface.json of `sparrow calibrate`, or its folder.")
+    surface: Annotated[FilePath, AfterValidator(_in_folder("surface.json"))] = argument(
+        ..., "The folder of `sparrow calibrate`, or its surface.json."
+    )
     target: Fraction = 0.86
     by: Literal["low", "p05"] = option(
         "low", "What must reach the target: p05, or low, the lower end of its 95 % interval."
@@ -131,7 +138,9 @@ class PlanConfig(Record):
     prompt_tokens: Tokens | None = option(None, "Length of a prompt. Default: as measured, or 16.")
     batch: Count | None = option(None, "Most sequences at once.")
     compare: Name | None = option(None, "A preset or schedule file to compare with.")
-    check: FilePath | None = option(None, "check.json of a check run to compare with.")
+    check: Annotated[FilePath, AfterValidator(_in_folder("check.json"))] | None = option(
+        None, "check.json of a check run to compare with, or its folder."
+    )
     out: Directory | None = option(None, "Default: the folder of the surface.")
 
     def _check(self) -> None:
@@ -143,11 +152,6 @@ class PlanConfig(Record):
         self.require(known, "samples", "with prompts: together they say how many sequences run")
 
     @property
-    def surface_file(self) -> Path:
-        """The file of the surface, also where the folder of a calibration is given."""
-        return self.surface / SURFACE if self.surface.is_dir() else self.surface
-
-    @property
     def folder(self) -> Path:
         """Where the schedule and the plan are written."""
-        return self.out or self.surface_file.parent
+        return self.out or self.surface.parent

@@ -195,6 +195,15 @@ class ReplayConfig(Record):
     )
 
 
+class PushConfig(Record):
+    """`sparrow push`."""
+
+    run: Directory = argument(..., "A run directory of `sparrow train`, or a model's folder.")
+    repository: Name = argument(..., "Where to: owner/name on the Hugging Face hub.")
+    step: StepsOrZero | None = option(None, "Push this checkpoint. Default: the run's model.")
+    public: bool = option(False, "Everybody may see it; without this it is private.")
+
+
 class ReportConfig(Record):
     """`sparrow report`."""
 

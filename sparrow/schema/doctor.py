@@ -18,7 +18,7 @@ class PackageState(Record):
 
 
 class TorchBuild(Record):
-    """The torch build, its threads, and why it cannot use a GPU (None: it can)."""
+    """Version and build of torch, its threads, and why it cannot use a GPU (None: it can)."""
 
     version: str
     build: str
@@ -27,7 +27,7 @@ class TorchBuild(Record):
 
 
 class Gpu(Record):
-    """A GPU that torch can use; `kernels`: whether our kernels support it."""
+    """A GPU that torch can use; `kernels`: whether ours support it."""
 
     index: int
     name: str
@@ -38,7 +38,7 @@ class Gpu(Record):
 
 
 class ModelState(Record):
-    """A model; `whole`: whether all its files exist (they are not read)."""
+    """A model; `whole`: its files exist (they are not read)."""
 
     name: str
     folder: str | None
@@ -47,7 +47,7 @@ class ModelState(Record):
 
 
 class Disk(Record):
-    """The disk of a folder, which may not exist yet."""
+    """The disk of a folder that exists, or will."""
 
     folder: str
     free: int
@@ -55,7 +55,7 @@ class Disk(Record):
 
 
 class ModelStates(Record):
-    """Models that load without a network, free disk space, and memory of the host."""
+    """Models that load without a network; space for more on disk; memory of this host."""
 
     shipped: tuple[ModelState, ...]
     fetched: tuple[ModelState, ...]
@@ -64,8 +64,21 @@ class ModelStates(Record):
     memory: int
 
 
+class LargestModels(Record):
+    """The largest published shapes that fit into `bytes` of a device, with a sequence of `tokens`.
+
+    None: not even the smallest fits.
+    """
+
+    device: str
+    bytes: int
+    tokens: int
+    rollout: str | None
+    training: str | None
+
+
 class SelfTest(Record):
-    """Answer of tiny, dense and with a budget of the whole length: must be the same bits."""
+    """tiny generates dense and with a budget of all tokens: the bits must be equal."""
 
     passed: bool
     tokens: int
@@ -73,7 +86,7 @@ class SelfTest(Record):
 
 
 class KernelTest(Record):
-    """Decode attention on a device, compared with its reference."""
+    """The error of decode attention on a device against its definition."""
 
     device: str
     version: str
@@ -82,23 +95,23 @@ class KernelTest(Record):
 
 
 class Broken(Record):
-    """The stage that failed, and why."""
+    """The stage that failed, and how."""
 
     stage: str
     why: str
 
 
 class Advice(Record):
-    """A problem or missing package, and how to fix it."""
+    """What is wrong or missing, and how to fix it."""
 
     what: str
     how: str
 
 
 class Examination(File):
-    """The state of a machine. `problems` prevent the core from working, `missing` is optional.
+    """What is on a machine, and the verdict: `problems` keep the core from working.
 
-    Fields of a stage that failed or was skipped are None.
+    `missing` things are optional. Results of stages that failed or were not run are None.
     """
 
     what: ClassVar[str] = "examination"
@@ -116,6 +129,7 @@ class Examination(File):
     torch: TorchBuild | None = None
     gpus: tuple[Gpu, ...] | None = None
     models: ModelStates | None = None
+    fits: tuple[LargestModels, ...] | None = None
     self_test: SelfTest | None = None
     kernels: tuple[KernelTest, ...] | None = None
     broken: Broken | None = None

@@ -37,6 +37,7 @@ HELP = {
     "advantage": "Advantage estimator: a built-in name, or module:function.",
     "rate": "Learning rate.",
     "prompts": "Prompts of a step.",
+    "columns": 'Columns of rows, such as {prompt = "question"}.',
     "skip": "Rows to leave out at the start.",
     "samples": "Answers to each prompt.",
     "temperature": "Of sampling; 1 is the model's own, 0 is greedy.",
@@ -120,14 +121,14 @@ def _option(
     cls: type[Record], name: str, path: tuple[str, ...], letters: Mapping[str, str]
 ) -> Option:
     field = bare(kind_at(cls, path[:-1])).model_fields[path[-1]]
-    positional = bool(field.json_schema_extra)
+    positional, is_table = bool(field.json_schema_extra), isinstance(field.default, Record)
     letter = LETTERS.get(name, "")
     return Option(
         name,
         path,
         field.annotation,
         help=field.description or HELP.get(name, ""),
-        default=None if field.default is PydanticUndefined else field.default,
+        default=None if is_table or field.default is PydanticUndefined else field.default,
         letter=letter if letters.get(letter) == name and not positional else "",
         positional=positional,
     )

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -161,6 +161,27 @@ def flat_settings(values: Mapping[str, Any], above: str = "") -> Sequence[tuple[
     return settings
 
 
+class Outcomes(NamedTuple):
+    """Shares of answers that are right, cut off at the token limit, or wrong; they add up to 1."""
+
+    right: float
+    cut_off: float
+    wrong: float
+
+    @classmethod
+    def from_metrics(cls, values: Mapping[str, float | None], source: str) -> Self | None:
+        """Of a validation; runs of older versions have accuracy and the share cut off alone."""
+        shares = [values.get(f"{HELD_OUT}{source}/{name}") for name in cls._fields]
+        if None not in shares:
+            return cls._make(share for share in shares if share is not None)
+        means = (values[key] for key in values if key.startswith(f"{HELD_OUT}{source}/acc/mean@"))
+        right, cut_off = next(means, None), values.get(f"val-aux/{source}/cut_off")
+        if right is None or cut_off is None or not 0 <= right <= 1:
+            return None
+        wrong = max(0.0, 1 - right - cut_off)
+        return cls(right, 1 - right - wrong, wrong)  # cut off and right counts as right
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
     """Accuracy on held-out rows after a step, with its interval."""
@@ -169,6 +190,7 @@ class HeldOut:
     value: float
     low: float
     high: float
+    outcomes: Outcomes | None = None
 
     def __str__(self) -> str:
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
@@ -211,9 +233,13 @@ class RunFolder:
             value = line.values[means[0]] if means else None
             if value is not None:
                 stem = means[0].rpartition("/mean@")[0]
+                source = stem.removeprefix(HELD_OUT).removesuffix("/acc")
                 low, high = (line.values.get(f"{stem}/{end}") for end in ("low", "high"))
                 low, high = (value if end is None else end for end in (low, high))
-                accuracies.append(HeldOut(step=line.step, value=value, low=low, high=high))
+                outcomes = Outcomes.from_metrics(line.values, source)
+                accuracies.append(
+                    HeldOut(step=line.step, value=value, low=low, high=high, outcomes=outcomes)
+                )
         return accuracies
 
     @property

@@ -64,7 +64,7 @@ class Schedule(Table, File):
     page: Annotated[int, Field(ge=1)] = 16
     first: NotNegative = 1
     last: Annotated[int, Field(ge=1)] = 2  # an unfinished page has no landmark and is always kept
-    dense_layers: tuple[int, ...] = (0, 1)
+    dense_layers: tuple[int, ...] = ()
     model: str | None = None  # the model it was measured on
     family: NotEmpty | None = None  # that model's, as "qwen3"; None: made by hand, for any
     provenance: tuple[Note, ...] = ()
@@ -72,7 +72,11 @@ class Schedule(Table, File):
 
     @classmethod
     def fixed(cls, budget: int, **settings: Any) -> "Schedule":
-        """Make a schedule with one budget at every length; settings: any other fields."""
+        """One budget at every length, in every layer; `settings` are any other fields.
+
+        No layer stays dense unless `dense_layers` names it: a budget means the same in every verb,
+        and on models of one or two layers too. (The published schedules name layers 0 and 1.)
+        """
         settings = {"name": f"fixed-{budget}"} | settings
         return cls(lengths=np.zeros(1, np.int32), budgets=np.array([budget]), **settings)
 
@@ -182,7 +186,7 @@ class Schedule(Table, File):
 
     @classmethod
     def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return {"flow_digest": None} | data
+        return {"flow_digest": None, "dense_layers": (0, 1)} | data  # the defaults of older files
 
     def _check(self) -> None:
         starts = self.lengths.tolist()

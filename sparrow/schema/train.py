@@ -110,6 +110,11 @@ class AlgorithmConfig(Record):
     # Overlong shaping: from max_tokens - overlong on the reward falls along a line to -1. 0: none.
     overlong: TokensOrZero | None = None
     entropy: Weight = 0.0  # bonus for it
+    kl: Weight = 0.0  # coefficient of the KL divergence from a frozen reference model (k3)
+    reference: Name | None = None  # the reference model; None: the weights the run starts from
+
+    def _check(self) -> None:
+        self.require(self.kl or self.reference is None, "reference", "only with kl above 0")
 
 
 class BatchConfig(Record):
@@ -172,6 +177,7 @@ class TrainRunConfig(Record):
     keep: Count = 2  # checkpoints that stay
     rollouts: StepsOrZero = 1  # every so many steps the trajectories are kept, with text; 0: never
     tensorboard: bool = True
+    wandb: Name | None = None  # project of Weights & Biases that gets the metrics; None: off
     skips: Steps = 5  # steps in a row without a finite loss and gradient before it stops
 
     _older = older_out
@@ -221,6 +227,7 @@ class TrainConfig(Record):
         "task": "data.task",
         "length": "data.length",
         "rows": "data.rows",
+        "columns": "data.columns",
         "reward": "data.reward",
         "prompts": "rollout.prompts",
         "samples": "rollout.samples",
@@ -273,6 +280,7 @@ class TrainConfig(Record):
 # Settings of `sparrow train` that never name code; keys in lists without a number.
 DATA = {
     "algorithm.name",
+    "algorithm.reference",
     "chat.system",
     "data.columns.answer",
     "data.columns.prompt",
@@ -286,6 +294,7 @@ DATA = {
     "rollout.attention.schedule",
     "run.out",
     "run.name",
+    "run.wandb",
     "validation.columns.answer",
     "validation.columns.prompt",
     "validation.columns.source",

@@ -41,7 +41,7 @@ class BudgetTable:
         self._schedules: list[Schedule] = []  # that of slot i is at i - 1
 
     def add(self, schedule: Schedule, in_use: Collection[int] | None = None) -> int:
-        """The slot of a schedule: the one that holds its like, or a new one.
+        """Return the slot of a schedule: that of an equal one, or a new one.
 
         Where `in_use` says which slots rows still look at, a full table gives another one away.
         """
@@ -51,7 +51,7 @@ class BudgetTable:
         free = range(held + 1, room + 1)
         idle = [] if in_use is None else sorted({*range(1, room + 1)} - {*in_use})
         if not free and not idle:
-            names = ", ".join(each.name for each in self._schedules)
+            names = ", ".join(held_schedule.name for held_schedule in self._schedules)
             raise ValueError(
                 f"no slot left for schedule {schedule.name!r}: the table holds {room} ({names}); "
                 "make the table larger"

@@ -22,25 +22,25 @@ def preset(name: str) -> Schedule:
     if name not in preset_names():
         close = get_close_matches(name.lower(), preset_names(), n=1)
         hint = f", did you mean {close[0]!r}?" if close else ""
-        known = ", ".join(preset_names())
-        raise ValueError(f"unknown preset {name!r}{hint}; known: {known}")
+        names = ", ".join(preset_names())
+        raise ValueError(f"unknown preset {name!r}{hint}; known: {names}")
     if name not in data["schedules"]:
         return Schedule.load(shipped_configs("schedules")[name])
-    own = data["schedules"][name]
-    notes = data["provenance"] | own["provenance"]
+    published = data["schedules"][name]
+    notes = data["provenance"] | published["provenance"]
     return Schedule(
         name=name,
         lengths=data["lengths"],
-        budgets=own["budgets"],
+        budgets=published["budgets"],
         **data["rule"],
-        model=own["model"],
+        model=published["model"],
         family=data["family"],
         provenance=tuple(Note(key=key, text=text) for key, text in notes.items()),
     )
 
 
 def named_schedule(name: str) -> Schedule:
-    """What a user calls a schedule: the name of a preset, or a file."""
+    """Load a schedule by the name of a preset, or from a file."""
     is_file = Path(name).is_file() or name.endswith(".json") or "/" in name
     return Schedule.load(name) if is_file and name not in preset_names() else preset(name)
 

@@ -4,9 +4,10 @@ The flow is the formula, the rest is configuration; a schedule names both, and s
 to keep. Legend of the dimension letters: sparrow/ops/types.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from sparrow import ops
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows import interpret
 from sparrow.sparse.flows.flow import Flow, Program, check_weights, trace
-from sparrow.sparse.flows.interpret import Scene
+from sparrow.sparse.flows.interpret import ScoreContext
 from sparrow.sparse.flows.library import block_mean
 
 if TYPE_CHECKING:
@@ -24,21 +25,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Which pages a token attends to, and what is stored with a finished page to tell.
+    """Selects the pages that a token attends to, by summaries stored with finished pages.
 
-    A rule keeps nothing of its own between calls; all it remembers lies in the cache, in the fields
-    and the state it asks for. `append` and `select` run inside CUDA graphs: tensors stay on their
-    device, nothing waits for it, and what runs depends on shapes and the layer alone.
+    A rule has no state between calls; everything is in the cache, in the fields and the state that
+    it declares. `append` and `select` run inside CUDA graphs: tensors stay on their device, nothing
+    waits for it, and what runs depends on shapes and the layer alone.
     """
 
     flow: Flow = block_mean
     first: int = 1
     last: int = 2
-    dense_layers: frozenset[int] = frozenset((0, 1))
+    dense_layers: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if not isinstance(self.flow, Flow):
-            raise ValueError(f"Rule.flow: got {self.flow!r}, allowed: a Flow")
+            raise ValueError(f"Rule.flow: expected a Flow, got {self.flow!r}")
         object.__setattr__(self, "dense_layers", frozenset(self.dense_layers))
         whole = all(isinstance(n, int) for n in (self.first, self.last, *self.dense_layers))
         if not whole or self.first < 0 or self.last < 1:
@@ -64,6 +65,13 @@ class Rule:
     @property
     def name(self) -> str:
         return self.flow.name
+
+    def describe(self) -> str:
+        dense = ", ".join(map(str, sorted(self.dense_layers))) or "none"
+        return (
+            f"{self.name}, first {self.first} and last {self.last} pages kept, "
+            f"dense layers: {dense}"
+        )
 
     @property
     def mass(self) -> float | None:
@@ -172,7 +180,7 @@ class Rule:
             means_NGD = cache.field(program.fields[0].name, layer)
             score_BGM = fast.score_pages(q_BHD, means_NGD, table_BM, lengths_B, page=cache.page)
         else:
-            scene = Scene(lengths=lengths_B, layer=layer, first=self.first, last=self.last)
+            scene = ScoreContext(lengths=lengths_B, layer=layer, first=self.first, last=self.last)
             score_BGM = interpret.score_cache(program, cache, q_BHD, table_BM, scene, rows_B)
         return ops.select_pages(
             *(score_BGM, lengths_B, budgets),
@@ -190,7 +198,7 @@ class Rule:
         def begin(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, dense: int) -> ops.Scores:
             program = trace(self.flow, page, q_SHD.shape[2], q_SHD.shape[1] // k_SGD.shape[1])
             lengths_S = torch.arange(1, len(q_SHD) + 1, device=q_SHD.device)
-            scene = Scene(lengths=lengths_S, layer=layer, first=self.first, last=self.last)
+            scene = ScoreContext(lengths=lengths_S, layer=layer, first=self.first, last=self.last)
             return interpret.score_sequence(program, q_SHD, k_SGD, v_SGD, scene, dense=dense)
 
         return begin
@@ -219,16 +227,24 @@ class Rule:
             }
         )
         if wrong:
-            made = [
-                f"{k} {getattr(schedule, k)!r} (the engine runs {v!r})" for k, v in wrong.items()
-            ]
-            force = ", ".join(f"{field}={value!r}" for field, value in wrong.items())
-            raise ValueError(
-                f"schedule {schedule.name!r} was not made for this: {', '.join(made)}; give one "
-                f"that was, or force this one: schedule.forced_onto({force}), on the command line "
-                "--attention.force=true (generate), --rollout.attention.force=true (train) or "
-                "--force (eval, calibrate)"
+            differences = ", ".join(
+                f"{k} {getattr(schedule, k)!r} (here: {v!r})" for k, v in wrong.items()
             )
+            raise ValueError(
+                f"schedule {schedule.name!r} does not fit: {differences}; {_advice(wrong)}"
+            )
+
+
+def _advice(wrong: Mapping[str, Any]) -> str:
+    """What to do about a schedule that differs in these fields."""
+    if wrong.keys() <= {"first", "last", "dense_layers"}:
+        return "run it under its own rule: Engine(model), or Engine(model, rule=Rule.of(schedule))"
+    force = ", ".join(f"{field}={value!r}" for field, value in wrong.items())
+    return (
+        f"use one that fits, or force this one: schedule.forced_onto({force}), on the command line "
+        "--attention.force=true (generate), --rollout.attention.force=true (train) or --force "
+        "(eval, calibrate)"
+    )
 
 
 def _on_gpu(tensor: Tensor) -> bool:
@@ -243,7 +259,7 @@ def _compiled(program: Program, dtype: torch.dtype) -> "Compiled":
 
 
 def _block_mean_kernels(program: Program, tensor: Tensor) -> ModuleType | None:
-    """The CPU kernels for this very program: the paper's formula, whatever it is called."""
+    """Return the CPU kernels, if the program is the block mean (by content, not by name)."""
     sizes = (program.page, program.head_size, program.group)
     if tensor.is_cuda or not ops.fastest() or program.digest != trace(block_mean, *sizes).digest:
         return None

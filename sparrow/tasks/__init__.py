@@ -1,7 +1,7 @@
-"""Tasks: prompts and rewards. Puzzles made on the spot, and reasoning-gym where it is installed."""
+"""Tasks: prompts and rewards. Generated puzzles, and reasoning-gym if it is installed."""
 
 from sparrow.tasks.assignments import Assignments
-from sparrow.tasks.base import Puzzle, Row, Source, Verdict
+from sparrow.tasks.base import Puzzle, Row, Task, Verdict
 from sparrow.tasks.countdown import Countdown
 from sparrow.tasks.graph_path import GraphPath
 from sparrow.tasks.gym import Gym

@@ -1,14 +1,14 @@
-"""Assignments: a shuffled program of modular assignments, of which one value is asked for.
+"""Assignments: a shuffled program of modular assignments, of which one value is the answer.
 
     assignments mod 97 : x7 = x3 + x12 ; x3 = 45 ; ... ; find x7 <think>
 
 A chain tries to evaluate names. A try looks up the name's assignment in the prompt and the values
-of its operands in the chain so far; what is not known yet is written ?:
+of its operands in the chain so far; an unknown value is written ?:
 
     x7 = x3 + x12 = 45 + ? ; x12 = 8 ; now x7 = x3 + x12 = 45 + 8 = 53 ;
 
-After a try that failed comes one of the missing operands; after one that succeeded, one of the
-tries that had missed this value. Now and then an earlier try is taken up again instead.
+A failed try is followed by one of the missing operands; a successful one by a try that had missed
+this value. Sometimes an earlier try is repeated instead.
 """
 
 import math
@@ -25,11 +25,11 @@ from sparrow.tasks.base import NAMES, Data, Puzzle, number
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,
-}  # no products: small models learn sums modulo 97 in minutes, and products not at all
+}  # no products: small models learn sums modulo 97 in minutes, but not products
 MODULUS = 97
-WANDER = 0.35  # how often a chain goes back to an earlier try
-CONSTANTS, SPARE = 0.35, 0.1  # shares of constants among the needed, of assignments nobody needs
-# Names needed by chains of a length, fitted for these settings: NEEDED x length ** GROWTH.
+WANDER = 0.35  # probability of repeating an earlier try
+CONSTANTS, SPARE = 0.35, 0.1  # shares: constants among needed names, unneeded assignments
+# Names that a chain of a length needs, fitted for these settings: NEEDED x length ** GROWTH.
 NEEDED, GROWTH = 0.2149, 0.648
 OPENERS = ((), (), (), (), (), (), ("now",), ("then",))
 MOST_WALKS = 50
@@ -38,7 +38,7 @@ Line = tuple[str, ...]  # ("45",) or ("x3", "+", "x12")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignments(Puzzle):
-    """revisit: whether a chain goes back to any earlier try, or to those that failed alone"""
+    """Evaluate a variable; revisit: whether chains repeat any earlier try, or failed ones only."""
 
     name: ClassVar[str] = "assignments"
     revisit: bool = True
@@ -61,8 +61,8 @@ class Assignments(Puzzle):
                 break
         else:
             walk = self._walk(rng, data, most=math.inf)
-        assert walk is not None, "a walk without an end reaches its goal"
-        return walk.thoughts, str(walk.known[data["goal"]])
+        assert walk is not None, "a walk without a limit reaches its goal"
+        return walk.thoughts, str(walk.values[data["goal"]])
 
     def _judge(self, data: Data, answer: list[str]) -> str:
         value = number(answer[0]) if len(answer) == 1 else None
@@ -73,12 +73,12 @@ class Assignments(Puzzle):
         return "" if value == evaluate(data) else "the value is wrong"
 
     def _walk(self, rng: Random, data: Data, most: float) -> "_Walk | None":
-        """One walk to the goal; None where it takes more than so many tokens."""
+        """Walk to the goal; None if it takes more than `most` tokens."""
         walk, name = _Walk(data), data["goal"]
         while len(walk.thoughts) <= most:
             walk.thoughts += rng.choice(OPENERS)
             missing = walk.attempt(name)
-            if data["goal"] in walk.known:
+            if data["goal"] in walk.values:
                 return walk
             earlier = walk.tried if self.revisit else walk.failed
             if rng.random() < WANDER and earlier:
@@ -88,15 +88,15 @@ class Assignments(Puzzle):
         return None
 
     def _needed(self, rng: Random, length: int) -> int:
-        """How many names a goal needs, itself included, so that chains are about that long."""
+        """Return how many names the goal needs, with itself, for chains of about this length."""
         most = round(NAMES / (1 + SPARE))
         return min(most, max(3, round(NEEDED * length**GROWTH * rng.uniform(0.9, 1.1))))
 
     def _program(self, rng: Random, names: Sequence[str], needed: int) -> dict[str, Line]:
-        """Assignments of `needed` names, all of which the last one needs, and of some spare ones.
+        """Generate assignments of `needed` names, all needed by the last, and of some spare names.
 
-        Unused names are used up in time: one operand of each assignment is one of them, both are
-        where more of them are left than assignments.
+        So that no name stays unused, each assignment takes an unused operand, or two if more of
+        them are left than assignments.
         """
         constants = min((needed + 1) // 2, max(2, round(needed * CONSTANTS)))
         spare = min(NAMES - needed, round(needed * SPARE))
@@ -115,9 +115,9 @@ class Assignments(Puzzle):
 
     @staticmethod
     def _operands(rng: Random, earlier: Sequence[str], unused: list[str], left: int) -> list[str]:
-        """Two names, taken out of `unused`.
+        """Choose two operands, and remove them from `unused`.
 
-        left: assignments of needed names still to come, this one included; below 1 for spare ones
+        left: assignments of needed names that remain, with this one; below 1 for spare names
         """
         if left < 1:
             return rng.sample(earlier, 2)
@@ -134,24 +134,24 @@ class Assignments(Puzzle):
 
 
 class _Walk:
-    """What a chain has come to."""
+    """The state of a chain: its text, and the values and tries so far."""
 
     def __init__(self, data: Data) -> None:
         self.data = data
-        self.known: dict[str, int] = {}
+        self.values: dict[str, int] = {}
         self.thoughts: list[str] = []
         self.tried: list[str] = []  # the name of every try
         self.failed: list[str] = []  # of those that failed
         self.waiting: dict[str, list[str]] = defaultdict(list)  # by name: tries that missed it
 
     def attempt(self, name: str) -> list[str]:
-        """Write one try; note its value, or the operands that it misses, which are returned."""
+        """Write one try; keep its value, or return the operands that it misses."""
         line = self.data["program"][name]
         self.tried.append(name)
         self.thoughts += [name, "=", *line]
         missing: list[str] = []
         if len(line) == 1:
-            self.known[name] = int(line[0])
+            self.values[name] = int(line[0])
         else:
             missing = self._combine(name, *line)
         self.thoughts.append(";")
@@ -162,26 +162,26 @@ class _Walk:
         return missing
 
     def _combine(self, name: str, left: str, sign: str, right: str) -> list[str]:
-        """Write the operands' values, and the result where both are known; return the missing."""
-        values = [str(self.known.get(operand, "?")) for operand in (left, right)]
-        self.thoughts += ["=", values[0], sign, values[1]]
-        missing = [operand for operand in (left, right) if operand not in self.known]
+        """Write the operands' values, and the result if it has both; return the missing names."""
+        shown = [str(self.values.get(operand, "?")) for operand in (left, right)]
+        self.thoughts += ["=", shown[0], sign, shown[1]]
+        missing = [operand for operand in (left, right) if operand not in self.values]
         if not missing:
-            value = OPERATIONS[sign](self.known[left], self.known[right]) % self.data["modulus"]
-            self.known[name] = value
+            value = OPERATIONS[sign](self.values[left], self.values[right]) % self.data["modulus"]
+            self.values[name] = value
             self.thoughts += ["=", str(value)]
         return missing
 
 
 def evaluate(data: Data) -> int:
-    """The value of the goal. A program that goes in circles is a ValueError."""
-    program, known = data["program"], {}
+    """Return the value of the goal; ValueError if the program is circular."""
+    program, values = data["program"], {}
     uses = {name: [word for word in line[::2] if word in program] for name, line in program.items()}
     for name in TopologicalSorter(uses).static_order():
         left, *rest = program[name]
         if not rest:
-            known[name] = int(left)
+            values[name] = int(left)
         else:
             sign, right = rest
-            known[name] = OPERATIONS[sign](known[left], known[right]) % data["modulus"]
-    return known[data["goal"]]
+            values[name] = OPERATIONS[sign](values[left], values[right]) % data["modulus"]
+    return values[data["goal"]]

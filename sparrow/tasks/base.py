@@ -1,11 +1,11 @@
-"""What every task gives: rows with a prompt, and a verdict on any text.
+"""Interfaces of tasks: rows with a prompt, and a verdict on any text; the puzzle vocabulary.
 
 A completion is a chain of thought, then one answer, then nothing:
 
     ... </think> <answer> ... </answer>
 
-Only what stands between the last two marks is judged, whatever the chain says. A text that is not
-of this form is wrong.
+Only what stands between the last two tags is judged, whatever the chain says. A text of any other
+form is wrong.
 """
 
 import json
@@ -18,18 +18,18 @@ from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 THINK, END_THINK, ANSWER, END_ANSWER = MARKS = "<think>", "</think>", "<answer>", "</answer>"
-SPREAD = 1.5  # how far a gold chain should be at most from the length asked for, as a factor
+SPREAD = 1.5  # a gold chain should be within this factor of the requested length
 Data = Mapping[str, Any]
 Message = Mapping[str, str]  # role and content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One task: plain data, from which a verdict needs nothing else."""
+    """One generated problem: plain data that is all a verdict needs."""
 
     family: str
     seed: int
-    length: int  # the dial: about how many tokens a chain of thought has
+    length: int  # difficulty: about how many tokens a chain of thought has
     prompt: str
     data: Data
 
@@ -39,7 +39,7 @@ class Row:
 
 
 class Verdict(NamedTuple):
-    """The reward of a text, whether it is right (0 or 1), and why."""
+    """The reward of a text, its accuracy (1: right), and the reason."""
 
     score: float
     acc: float
@@ -54,17 +54,17 @@ def wrong(reason: str) -> Verdict:
 
 
 class Malformed(ValueError):
-    """A text that holds no answer in the form asked for; its message is the verdict's reason."""
+    """A text without an answer in the required form; the message is the verdict's reason."""
 
 
-class Source(Protocol):
-    """Endless rows by seed and length, and a verdict on what a model wrote."""
+class Task(Protocol):
+    """A generator of problems by seed and length, with a verdict on what a model writes."""
 
     @property
     def name(self) -> str: ...
 
     def row(self, seed: int, length: int) -> Row:
-        """The row of that seed: the same on every machine and in every process."""
+        """Generate the row of a seed: the same on every machine and in every process."""
 
     def reward(self, row: Row, text: str) -> Verdict:
         """Judge a completion (without the prompt). Never raises for what the text says."""
@@ -72,13 +72,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A prompt and what its answers are judged by: plain data, so it can go to another process.
+    """A prompt and its ground truth: plain data that can be sent to another process.
 
-    max_tokens: how long an answer to it may be; None: as long as the run allows.
+    max_tokens: longest answer; None: as long as the run allows.
     """
 
     id: str
-    source: str  # data_source: which task it belongs to, and so who judges it
+    source: str  # data_source: which dataset or task it belongs to
     prompt: str | tuple[Message, ...]  # a text, or chat messages
     ground_truth: Any
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -86,46 +86,46 @@ class Example:
 
 
 class Examples(Protocol):
-    """Rows in an order that a position decides: the same for every process, run and resume."""
+    """Rows by position, in an order that is the same in every process, run and resumed run."""
 
     @property
     def name(self) -> str:
-        """What it is, for people."""
+        """Description for people."""
 
     @property
     def digest(self) -> str:
-        """A name for the content: another one where rows differ."""
+        """Digest of the content."""
 
     def at(self, position: int) -> Example:
-        """The row at a position, from 0 on without end: epochs follow each other, each shuffled."""
+        """Return the row at a position, counted through all epochs, without end."""
 
 
 class Judge(Protocol):
-    """Verdicts on texts. A verdict comes back whatever happens: late or broken verifiers give 0."""
+    """Verdicts on texts; a verifier that is late or fails gives reward 0."""
 
     async def __call__(self, example: Example, text: str) -> Verdict: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Puzzle(ABC):
-    """A source that also knows how to think: gold chains, another one for every seed."""
+    """A task that also generates gold chains of thought, another for each seed."""
 
     name: ClassVar[str]
     lengths: ClassVar[tuple[int, int]] = (100, 8000)
 
     def row(self, seed: int, length: int) -> Row:
-        check_dial(self.name, seed, length, self.lengths)
-        question, data = self._draw(drawn(self.name, seed, length), length)
+        check_seed(self.name, seed, length, self.lengths)
+        question, data = self._draw(keyed_random(self.name, seed, length), length)
         prompt = f"{self.name} {question} {THINK}"
         return Row(family=self.name, seed=seed, length=length, prompt=prompt, data=data)
 
     def chain(self, row: Row, seed: int) -> str:
-        """A right completion of the row: thoughts in a drawn order and phrasing, and the answer.
+        """Generate a right completion: thoughts in random order and phrasing, and the answer.
 
-        Searches are drawn until one is about as long as asked for: their lengths vary a lot.
+        Searches are repeated until one has about the requested length: lengths vary a lot.
         """
         check_row(self.name, row)
-        rng = drawn(self.name, row.seed, row.length, "chain", seed)
+        rng = keyed_random(self.name, row.seed, row.length, "chain", seed)
         thoughts, answer = self._think(rng, row.data, row.length / SPREAD, row.length * SPREAD)
         return " ".join([*thoughts, END_THINK, ANSWER, answer, END_ANSWER])
 
@@ -139,21 +139,21 @@ class Puzzle(ABC):
 
     @abstractmethod
     def _draw(self, rng: random.Random, length: int) -> tuple[str, Data]:
-        """A question whose chains are about that long, and its data."""
+        """Generate a question whose chains have about this length, and its data."""
 
     @abstractmethod
     def _think(
         self, rng: random.Random, data: Data, low: float, high: float
     ) -> tuple[list[str], str]:
-        """The words of a way to the answer, if possible within these bounds, and the answer."""
+        """Generate thoughts that lead to the answer, within these lengths if possible, and it."""
 
     @abstractmethod
     def _judge(self, data: Data, answer: list[str]) -> str:
-        """What is wrong with the words of an answer, or nothing."""
+        """Return what is wrong with the words of an answer; empty: nothing."""
 
 
 def optional_package(name: str, extra: str, what: str) -> Any:
-    """A package that only some tasks need; a ValueError says which of our extras has it."""
+    """Import a package that only some tasks need; ValueError names the extra that installs it."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -162,13 +162,13 @@ def optional_package(name: str, extra: str, what: str) -> Any:
         ) from error
 
 
-def drawn(*key: object) -> random.Random:
-    """Randomness that belongs to a key, in every process alike; tests pin what comes of it."""
+def keyed_random(*key: object) -> random.Random:
+    """Return a random generator seeded by a key, the same in every process."""
     return random.Random("/".join(map(str, key)))
 
 
-def check_dial(name: str, seed: int, length: int, lengths: tuple[int, int]) -> None:
-    """Refuse seeds and lengths that a family was not made for."""
+def check_seed(name: str, seed: int, length: int, lengths: tuple[int, int]) -> None:
+    """Refuse seeds and lengths that a task does not support."""
     for what, value in (("seed", seed), ("length", length)):
         if not isinstance(value, int) or isinstance(value, bool):
             raise ValueError(f"{name}: {what} must be a whole number, got {value!r}")
@@ -179,7 +179,7 @@ def check_dial(name: str, seed: int, length: int, lengths: tuple[int, int]) -> N
 
 
 def check_json(value: Any, where: str) -> None:
-    """Refuse what JSON does not carry as it is: dates, bytes, half characters, keys of no text."""
+    """Refuse values that JSON does not preserve: dates, bytes, lone surrogates, other keys."""
     try:
         text = json.dumps(value, ensure_ascii=False)
         text.encode()
@@ -194,25 +194,25 @@ def check_json(value: Any, where: str) -> None:
 
 
 def check_row(name: str, row: Row) -> None:
-    """Refuse a row of another family: its data would be misread."""
+    """Refuse a row of another task: its data would be misread."""
     if row.family != name:
-        raise ValueError(f"{name}: got a row of {row.family}; ask that family")
+        raise ValueError(f"{name}: got a row of {row.family}")
 
 
 def answer_text(text: str) -> str:
-    """The answer, or `Malformed`: exactly one, after the thoughts, at the very end.
+    """Return the only answer, at the very end after the thoughts; raise `Malformed` otherwise.
 
-    Thoughts may mention the marks of an answer: it is clear where thoughts end.
+    Thoughts may mention the answer tags: it is clear where thoughts end.
     """
     if text.count(END_THINK) != 1:
-        raise Malformed(f"{text.count(END_THINK)} x {END_THINK}, wanted exactly 1")
+        raise Malformed(f"{text.count(END_THINK)} x {END_THINK}, expected exactly 1")
     if THINK in text:
         raise Malformed(f"{THINK} belongs to the prompt, not to a completion")
     final = text.partition(END_THINK)[2].strip()
     if not final.startswith(ANSWER):
         raise Malformed(f"{END_THINK} is not followed by {ANSWER}")
     if final.count(ANSWER) != 1 or final.count(END_ANSWER) != 1:
-        raise Malformed(f"wanted one {ANSWER} and one {END_ANSWER}")
+        raise Malformed(f"expected one {ANSWER} and one {END_ANSWER}")
     if not final.endswith(END_ANSWER):
         raise Malformed(f"the text does not end with {END_ANSWER}")
     answer = final.removeprefix(ANSWER).removesuffix(END_ANSWER).strip()
@@ -222,16 +222,16 @@ def answer_text(text: str) -> str:
 
 
 def answer_words(text: str) -> list[str]:
-    """The words of the answer, or `Malformed`; thoughts of puzzles hold no answer of their own."""
+    """Return the words of a puzzle's answer; the thoughts may not contain answer tags."""
     answer = answer_text(text)
     if text.count(ANSWER) != 1 or text.count(END_ANSWER) != 1:
-        raise Malformed(f"wanted one {ANSWER} and one {END_ANSWER}, and none in the thoughts")
+        raise Malformed(f"expected one {ANSWER} and one {END_ANSWER}, and none in the thoughts")
     return answer.split()
 
 
 # The language of the puzzles: 512 words, each one token; numbers and names are words. Text is words
-# with one space between; ids are places in `WORDS`. The order is part of every shipped model: a new
-# word takes the place of the first spare one, and no word is ever moved.
+# with one space between; ids are indices into `WORDS`. The order is part of every shipped model: a
+# new word replaces the first spare one, and no word is ever moved.
 
 NUMBERS = 128  # 0 to 127
 NAMES = 320  # x0 to x319
@@ -252,7 +252,7 @@ _IN_USE = (
     *(str(number) for number in range(NUMBERS)),
     *(f"x{name}" for name in range(NAMES)),
 )
-# The rest is room for words to come: a model may utter it, so it must have a spelling.
+# The rest is room for later words: a model may sample them, so each has a spelling.
 WORDS = _IN_USE + tuple(f"<spare{i}>" for i in range(VOCABULARY - len(_IN_USE)))
 
 
@@ -260,28 +260,27 @@ IDS = {word: index for index, word in enumerate(WORDS)}
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of a text; a word that the language lacks is an error."""
+    """Encode a text of the puzzle language; ValueError for other words."""
     try:
         return [IDS[word] for word in text.split()]
     except KeyError as error:
-        raise ValueError(f"{error.args[0]!r} is no word of the puzzle language") from None
+        raise ValueError(f"{error.args[0]!r} is not a word of the puzzle language") from None
 
 
 def decode(ids: Iterable[int]) -> str:
-    """The text of token ids, end and padding left out."""
+    """Return the text of token ids, without end and padding."""
     return " ".join(WORDS[index] for index in ids if index not in (0, 1))
 
 
 def number(word: str) -> int | None:
-    """The number that a word is, or None; only what the language itself writes counts."""
+    """Return the number that a word of the puzzle language is, or None."""
     return int(word) if word.isascii() and word.isdigit() and word in IDS else None
 
 
 def puzzle_tokenizer() -> Any:
-    """A transformers tokenizer; a word that the language lacks raises when it is encoded.
+    """Make a transformers tokenizer of the puzzle language, which raises on unknown words.
 
-    The model names no word for unknown ones, so that there is nothing to fall back to: this is
-    saved with every model and holds there too.
+    It has no token for unknown words, so nothing is replaced silently, also in saved models.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""From a configuration to rows and to who judges them."""
+"""From a configuration to rows and their judge."""
 
 import functools
 import re
@@ -8,7 +8,7 @@ from typing import Any
 from sparrow.functions import HERE, resolve
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES, math
-from sparrow.tasks.base import Example, Examples, Row, Source, Verdict
+from sparrow.tasks.base import Example, Examples, Row, Task, Verdict
 from sparrow.tasks.gym import Gym
 from sparrow.tasks.judging import SETTING, SIGNATURES, InProcess, Judges
 from sparrow.tasks.rows import FileRows, TaskRows
@@ -17,12 +17,12 @@ GYM = "gym/"
 MATH = "math"
 MATH_SCORE = "sparrow.tasks.math:compute_score"
 OWN_SCORE = "sparrow.tasks.choosing:compute_score"
-# What names of mathematical data begin with, or words in them.
+# Words in the names of mathematical datasets.
 MATH_SOURCE = re.compile(
     r"(^|[/_-])(math|gsm8k|aime|amc|numina|polaris|deepscaler|minerva|olympiad|hmmt)",
     re.IGNORECASE,
 )
-TRUTH = ("family", "seed", "length")  # what a row of a task is made from
+TRUTH = ("family", "seed", "length")  # what a row of a task is generated from
 
 
 def is_task(name: str) -> bool:
@@ -30,17 +30,17 @@ def is_task(name: str) -> bool:
     return name in PUZZLES or name.startswith(GYM)
 
 
-def source_of(task: str) -> Source:
-    """A puzzle family, or gym/NAME of reasoning-gym."""
+def source_of(task: str) -> Task:
+    """Return a puzzle by its name, or gym/NAME of reasoning-gym."""
     if task.startswith(GYM):
         return Gym(dataset=task.removeprefix(GYM))
     if task not in PUZZLES:
-        raise ValueError(f"no task {task!r}; there are {', '.join(PUZZLES)} and {GYM}NAME")
+        raise ValueError(f"unknown task {task!r}, expected {', '.join(PUZZLES)} or {GYM}NAME")
     return PUZZLES[task]
 
 
 def rows_of(config: RowsConfig, *, seed: int) -> FileRows | TaskRows:
-    """The rows of a configuration; `seed` decides the order of those of a file."""
+    """Open the rows of a configuration; seed: of the order of rows of a file."""
     if config.rows is not None:
         columns, shuffle = config.columns, config.shuffle
         return FileRows.read(config.rows, columns=columns, seed=seed, shuffle=shuffle)
@@ -55,9 +55,9 @@ def rows_of(config: RowsConfig, *, seed: int) -> FileRows | TaskRows:
 
 
 def judge_of(config: RowsConfig, rows: Examples) -> Judges | InProcess:
-    """Who judges these rows: puzzles in this process, all else in processes that can be killed.
+    """Open the judge of these rows: in this process for puzzles, else in worker processes.
 
-    Every row of a file is looked at; of others the first, for all are of its kind.
+    Without a reward function, the data_source of each row of a file decides.
     """
     if config.reward is not None:
         if config.task is not None:
@@ -81,7 +81,7 @@ def judge_of(config: RowsConfig, rows: Examples) -> Judges | InProcess:
         return InProcess(lambda example, text: task_verdict(example.ground_truth, text))
     needed = {MATH: math.PACKAGE, "gym": "reasoning_gym"}
     if MATH in kinds:
-        math.load()  # before any process: what is missing is told at once
+        math.load()  # before any process starts: a missing package is reported at once
     return _judges(config, OWN_SCORE, *(needed[kind] for kind in kinds if kind in needed))
 
 
@@ -91,7 +91,7 @@ def _judges(config: RowsConfig, score: str, *preload: str) -> Judges:
 
 
 def _kind(example: Example) -> str:
-    """puzzle, gym or math, else the data_source as it is."""
+    """Return puzzle, gym or math; otherwise the data_source."""
     family = _family(example.ground_truth)
     if family is not None:
         return "puzzle" if family in PUZZLES else "gym"
@@ -99,7 +99,7 @@ def _kind(example: Example) -> str:
 
 
 def _family(truth: Any) -> str | None:
-    """The task that a ground truth is of. Names are not enough: others have a countdown too."""
+    """Return the task of a ground truth, by its keys: other datasets have a countdown too."""
     if not isinstance(truth, Mapping) or not set(TRUTH) <= set(truth):
         return None
     family = str(truth["family"])
@@ -107,7 +107,7 @@ def _family(truth: Any) -> str | None:
 
 
 def task_verdict(truth: Mapping[str, Any], text: str) -> Verdict:
-    """The verdict on an answer to the row that a family makes of seed and length."""
+    """Judge an answer to a generated row, given by family, seed and length."""
     family, seed, length = (truth[key] for key in TRUTH)
     return _source(family).reward(_row(family, seed, length), text)
 
@@ -123,7 +123,7 @@ def _row(family: str, seed: int, length: int) -> Row:
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
 ) -> Any:
-    """Rows of tasks and of mathematics, as they come, for `Judges`."""
+    """Score rows of tasks and of mathematics, mixed, for `Judges`."""
     if _family(ground_truth) is not None:
         return task_verdict(ground_truth, solution_str)._asdict()
     return math.compute_score(data_source, solution_str, ground_truth, extra_info)

@@ -2,9 +2,9 @@
 
     countdown 3 7 12 50 reach 59 <think>
 
-A chain is a depth-first search in a drawn order. It writes the numbers at hand, one operation on
-two of them and its result, and goes on with what is left; where the last two numbers do not make
-the target in any way it comes back to an earlier hand and tries the next operation there:
+A chain is a depth-first search in random order. It writes the numbers at hand, an operation on two
+of them and its result, and continues with what is left; if the last two numbers do not make the
+target in any way, it returns to an earlier hand and tries the next operation there:
 
     ( 3 7 12 50 ) 50 - 12 = 38 ; ( 3 7 38 ) 38 + 3 = 41 ; ( 7 41 ) 41 - 7 = 34 no ; ...
     then ( 3 7 38 ) 3 * 7 = 21 ; ( 21 38 ) 38 - 21 = 17 no ; ( 21 38 ) 21 + 38 = 59 yes ;
@@ -23,7 +23,7 @@ import numpy as np
 
 from sparrow.tasks.base import NUMBERS, Data, Puzzle, number
 
-GIVEN = 50  # the numbers given are 1 to this
+MOST_GIVEN = 50  # numbers of a question are 1 to this
 LARGEST = NUMBERS - 1
 Hand = tuple[int, ...]  # sorted
 OPENERS = ("then", "next")  # of the line after a hand that led nowhere
@@ -51,21 +51,21 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Countdown(Puzzle):
-    """Numbers and a target whose searches are about as long as asked for."""
+    """Reach a target from numbers by arithmetic."""
 
     name: ClassVar[str] = "countdown"
 
     def _draw(self, rng: Random, length: int) -> tuple[str, Data]:
-        """Numbers and a target whose random search takes about that many tokens."""
+        """Choose numbers and a target whose random search takes about `length` tokens."""
         count = 3 if length < 300 else 4 if length < 2000 else 5
         best = None
         for _ in range(MOST_DRAWS):
-            numbers = [rng.randint(1, GIVEN) for _ in range(count)]
-            tokens, found = tree(tuple(sorted(numbers)))
-            targets = [int(t) for t in np.flatnonzero(found) if t and t not in numbers]
+            numbers = [rng.randint(1, MOST_GIVEN) for _ in range(count)]
+            tokens, ways = tree(tuple(sorted(numbers)))
+            targets = [int(t) for t in np.flatnonzero(ways) if t and t not in numbers]
             rng.shuffle(targets)
             for target in targets:
-                off = abs(np.log(tokens / (found[target] + 1) / length))
+                off = abs(np.log(tokens / (ways[target] + 1) / length))
                 if best is None or off < best[0]:
                     best = off, numbers, target
             if best is not None and best[0] < 0.1:
@@ -98,7 +98,7 @@ class Countdown(Puzzle):
 
 
 class Search:
-    """One depth-first search: its words, and the moves of the way to the target."""
+    """A depth-first search: its words, and the moves that lead to the target."""
 
     def __init__(self, rng: Random, target: int, most: int | None) -> None:
         self.rng, self.target, self.most = rng, target, most
@@ -106,7 +106,7 @@ class Search:
         self.path: list[Move] = []
 
     def solve(self, hand: Hand) -> bool:
-        """Whether the target was reached from that hand, within the tokens allowed."""
+        """Search from a hand; return whether the target was reached within the token limit."""
         order = list(moves(hand))
         self.rng.shuffle(order)
         for move in order:
@@ -131,7 +131,7 @@ class Search:
 
 
 def moves(hand: Hand) -> Iterator[Move]:
-    """Every operation on two numbers of a hand, each once; results are 1 to the largest number."""
+    """Yield every operation on two numbers of a hand whose result is 1 to the largest number."""
     seen = set()
     for i, j in combinations(range(len(hand)), 2):
         small, large = hand[i], hand[j]
@@ -155,23 +155,23 @@ def _results(large: int, small: int) -> Iterator[tuple[str, int]]:
 
 @lru_cache(maxsize=1 << 16)
 def tree(hand: Hand) -> tuple[int, np.ndarray]:
-    """Tokens of a search through everything, and how often each result is its end."""
-    tokens, found = 0, np.zeros(NUMBERS, dtype=np.int64)
+    """Return the tokens of an exhaustive search, and in how many ways it ends at each number."""
+    tokens, ways = 0, np.zeros(NUMBERS, dtype=np.int64)
     line = len(hand) + 8
     for move in moves(hand):
         tokens += line
         tokens += 1  # "no", or the opener of the next line
         if len(hand) == 2:
-            found[move.result] += 1
+            ways[move.result] += 1
         else:
             below, ends = tree(move.rest)
             tokens += below
-            found += ends
-    return tokens, found
+            ways += ends
+    return tokens, ways
 
 
 def _apply(hand: list[int], step: Sequence[str]) -> str:
-    """Carry one written operation out; what is wrong with it, or nothing."""
+    """Apply a written operation to a hand; return what is wrong with it, empty: nothing."""
     values = [value for word in step[::2] if (value := number(word)) is not None]
     if len(step) != 5 or len(values) != 3 or step[1] not in CHECKS or step[3] != "=":
         return "a step is not of the form: number sign number = number"

@@ -1,14 +1,14 @@
-"""Graph path: edges in a drawn order; find a way from one node to another.
+"""Graph path: edges in random order; find a path from one node to another.
 
     graph : x3 x7 ; x9 x3 ; ... ; from x3 to x45 <think>
 
-A chain explores breadth first. Every edge of the node at hand is written with the distance of its
-other end, looked up where that was met before and one more where it is new; among nodes of least
-distance the next one is drawn. Now and then it looks again at a node that it was done with:
+A chain is a breadth-first search. It writes every edge of a node with the distance of its other
+end: the earlier distance if that was visited, else one more. The next node is a random one of least
+distance. Sometimes the search revisits a finished node:
 
     next x3 : 0 ; x3 - x7 : 1 no ; x3 - x9 : 1 no ; end x3 ; now x9 : 1 ; x9 - x12 : 2 no ; ...
 
-When the target is met, the way back is written: path x45 : 3 by x12 : 2 by x9 : 1 by x3 : 0 ;
+At the target, the way back is written: path x45 : 3 by x12 : 2 by x9 : 1 by x3 : 0 ;
 """
 
 from collections import defaultdict
@@ -22,15 +22,15 @@ from sparrow.tasks.base import NAMES, Data, Puzzle
 
 Edge = tuple[str, str]
 DEGREES = 3.0, 5.0  # edges of a node, on average, in the smallest and in the largest graphs
-REACHED = 0.8  # the share of a graph that a search has seen when it meets its target
+REACHED = 0.8  # share of a graph that a search has visited when it finds its target
 MOST_SEARCHES = 20
-AGAIN = 0.1  # how often a search looks again at a node that it was done with
+AGAIN = 0.1  # probability of revisiting a finished node
 OPENERS = ("next", "then", "now")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPath(Puzzle):
-    """revisit: whether a search now and then looks again at a node it was done with"""
+    """Find a path in a graph; revisit: whether searches sometimes revisit finished nodes."""
 
     name: ClassVar[str] = "graph"
     revisit: bool = True
@@ -68,7 +68,7 @@ class GraphPath(Puzzle):
         return "the path visits a node twice" if len(set(answer)) < len(answer) else ""
 
     def _size(self, rng: Random, length: int) -> tuple[list[str], float]:
-        """Nodes, the start first, and their degree, that make chains about that long."""
+        """Choose nodes, the start first, and their degree for chains of about this length."""
         least, most = DEGREES
         degree = least + (most - least) * (length / self.lengths[1]) ** 0.5
         count = round(length / (7 * degree + 8) / REACHED * rng.uniform(0.9, 1.1))
@@ -76,18 +76,18 @@ class GraphPath(Puzzle):
 
 
 def draw_edges(rng: Random, nodes: Sequence[str], degree: float) -> list[Edge]:
-    """A random tree, so that every node can be reached, and random edges on top."""
+    """Generate a random tree, so that every node can be reached, with more random edges."""
     edges = {frozenset((node, rng.choice(nodes[:i]))) for i, node in enumerate(nodes) if i}
     most = len(nodes) * (len(nodes) - 1) // 2
     while len(edges) < min(most, round(len(nodes) * degree / 2)):
         edges.add(frozenset(rng.sample(nodes, 2)))
-    drawn_edges = [(pair[0], pair[1]) for pair in sorted(map(sorted, edges))]
-    rng.shuffle(drawn_edges)
-    return [edge if rng.random() < 0.5 else (edge[1], edge[0]) for edge in drawn_edges]
+    pairs = [(pair[0], pair[1]) for pair in sorted(map(sorted, edges))]
+    rng.shuffle(pairs)
+    return [edge if rng.random() < 0.5 else (edge[1], edge[0]) for edge in pairs]
 
 
 def late_goal(rng: Random, edges: Sequence[Edge], start: str) -> str:
-    """A node that searches meet late: of the farthest, one with the fewest ways into it."""
+    """Choose a goal that searches find late: of the farthest nodes, one with the fewest ways in."""
     distance, around = distances(edges, start), neighbours(edges)
     far = max(distance.values())
     ways = {
@@ -99,15 +99,16 @@ def late_goal(rng: Random, edges: Sequence[Edge], start: str) -> str:
 
 
 def neighbours(edges: Sequence[Edge]) -> dict[str, list[str]]:
+    """Return the neighbours of every node."""
     around: dict[str, list[str]] = defaultdict(list)
-    for one, other in edges:
-        around[one].append(other)
-        around[other].append(one)
+    for node, other in edges:
+        around[node].append(other)
+        around[other].append(node)
     return around
 
 
 def distances(edges: Sequence[Edge], start: str) -> dict[str, int]:
-    """How far every node is from the start."""
+    """Return the distance of every node from the start."""
     around, distance, queue = neighbours(edges), {start: 0}, [start]
     for node in queue:
         for other in around[node]:
@@ -125,9 +126,9 @@ def explore(
     *,
     again: float,
 ) -> tuple[list[str], dict[str, int]]:
-    """The trace of a search until the goal is met, and the distances found.
+    """Search until the goal is found; return the words of the search and all distances.
 
-    again: how often it looks at a node that it was done with instead of a new one
+    again: probability of revisiting a finished node
     """
     distance, level = {start: 0}, [start]
     deeper: list[str] = []
@@ -144,8 +145,8 @@ def explore(
             if other not in distance:
                 distance[other] = distance[node] + 1
                 deeper.append(other)
-            met = "yes" if other == goal else "no"
-            thoughts += [node, "-", other, ":", str(distance[other]), met, ";"]
+            reached = "yes" if other == goal else "no"
+            thoughts += [node, "-", other, ":", str(distance[other]), reached, ";"]
             if other == goal:
                 return thoughts, distance
         thoughts += ["end", node, ";"]

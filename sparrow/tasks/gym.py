@@ -1,11 +1,11 @@
 """Tasks of reasoning-gym (`pip install 'sparrow-rl[gym]'`), for models that write plain text.
 
-A dataset of the gym has settings for how hard it is, whose defaults are taken, and none for how
-long one thinks: a row's `length` is recorded, and changes nothing that is asked.
+A dataset of the gym has settings for difficulty, whose defaults are used, and none for the length
+of thoughts: a row's `length` is recorded and does not change the question.
 
-The gym judges answers. Some of its verifiers run the answer as Python, or call too much right:
-`REFUSED` names datasets that cannot be trusted with what a model writes, `PLAIN` those that can
-where the answer is of plain characters. Both were found in reasoning-gym 0.1.25.
+The gym judges answers. Some of its verifiers run the answer as Python, or accept wrong answers:
+`REFUSED` lists datasets that are unsafe with what a model writes, `PLAIN` those that are safe if
+the answer has plain characters only. Both lists are for reasoning-gym 0.1.25.
 """
 
 import re
@@ -23,8 +23,8 @@ from sparrow.tasks.base import (
     Row,
     Verdict,
     answer_text,
-    check_dial,
     check_row,
+    check_seed,
     optional_package,
     wrong,
 )
@@ -33,19 +33,19 @@ HOW = (
     f"Think first and end your thoughts with {END_THINK}. Then give your answer alone, as "
     f"{ANSWER}your answer{END_ANSWER}, and write nothing after it."
 )
-LONGEST = 10_000  # characters of an answer that a verifier gets to see: some take quadratic time
+LONGEST = 10_000  # characters of an answer that a verifier gets: some take quadratic time
 
 CODE = "its verifier runs the answer as code"
-UNSTEADY = "it draws other rows in every process"
+UNSTEADY = "it generates other rows in every process"
 REFUSED: dict[str, str] = {
-    "composite": "it mixes other datasets; name one of those",
+    "composite": "it mixes other datasets; use one of those",
     "game_of_life_halting": "its verifier calls every answer right",
     "intermediate_integration": CODE,
     "isomorphic_strings": UNSTEADY,
     "knight_swap": UNSTEADY,
     "list_functions": UNSTEADY,
     "polynomial_multiplication": CODE,
-    "puzzle24": "its verifier does not look at the numbers given",
+    "puzzle24": "its verifier ignores the numbers of the question",
     "ransom_note": UNSTEADY,
     "simple_integration": CODE,
     "word_ladder": UNSTEADY,
@@ -65,38 +65,38 @@ PLAIN: dict[str, re.Pattern[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gym:
-    """dataset: its name in reasoning-gym"""
+    """A dataset of reasoning-gym, by its name there."""
 
     lengths: ClassVar[tuple[int, int]] = (1, 1 << 20)
     dataset: str
     _judge: Any = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        known = _package().factory.DATASETS
-        if self.dataset not in known:
-            near = ", ".join(get_close_matches(self.dataset, known) or sorted(known))
+        datasets = _package().factory.DATASETS
+        if self.dataset not in datasets:
+            near = ", ".join(get_close_matches(self.dataset, datasets) or sorted(datasets))
             raise ValueError(f"reasoning-gym has no dataset {self.dataset!r}; it has {near}")
         if self.dataset in REFUSED:
-            why = REFUSED[self.dataset]
-            raise ValueError(f"reasoning-gym's {self.dataset} is refused: {why}")
-        object.__setattr__(self, "_judge", self._made(0))
+            reason = REFUSED[self.dataset]
+            raise ValueError(f"reasoning-gym's {self.dataset} is refused: {reason}")
+        object.__setattr__(self, "_judge", self._create(0))
 
     @property
     def name(self) -> str:
         return f"gym-{self.dataset}"
 
     def row(self, seed: int, length: int) -> Row:
-        """The first row of the dataset with that seed: others may depend on what came before."""
-        check_dial(self.name, seed, length, self.lengths)
-        entry = self._made(seed)[0]
+        """Generate the first row of the dataset with this seed: others may depend on it."""
+        check_seed(self.name, seed, length, self.lengths)
+        entry = self._create(seed)[0]
         data = {key: entry[key] for key in ("question", "answer", "metadata")}
         prompt = f"{entry['question']}\n\n{HOW}"
         return Row(family=self.name, seed=seed, length=length, prompt=prompt, data=data)
 
     def reward(self, row: Row, text: str) -> Verdict:
-        """The gym's score; it is right only where that is 1.
+        """Judge by the gym's score; an answer is right only if that is 1.
 
-        Some chat templates open the thoughts and some leave that to the model: both are fine.
+        The thoughts may be opened by the chat template or by the model.
         """
         check_row(self.name, row)
         try:
@@ -106,20 +106,20 @@ class Gym:
         if len(answer) > LONGEST:
             return wrong(f"the answer has more than {LONGEST} characters")
         if self.dataset in PLAIN and not PLAIN[self.dataset].fullmatch(answer):
-            return wrong("the answer is not of the plain form that can be judged")
+            return wrong("the answer has characters that the verifier cannot be given")
         return self._judged(answer, row)
 
     def _judged(self, answer: str, row: Row) -> Verdict:
         try:
             score = float(self._judge.score_answer(answer, dict(row.data)))
-        except Exception as error:  # code of others on text of a model: anything may come
+        except Exception as error:  # third-party code on text of a model: anything may be raised
             return wrong(f"the verifier raised {type(error).__name__}")
         if not 0 <= score <= 1:
-            return wrong(f"the verifier gave {score}, which is no score")
+            return wrong(f"the verifier returned {score}, expected 0 to 1")
         return RIGHT if score == 1 else Verdict(score, 0.0, "the verifier does not call it right")
 
-    def _made(self, seed: int) -> Any:
-        """The gym's dataset of that seed."""
+    def _create(self, seed: int) -> Any:
+        """Create the gym's dataset of a seed."""
         return _package().create_dataset(self.dataset, seed=seed, size=1)
 
 

@@ -29,6 +29,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, NamedTuple, Self
 
 from sparrow.functions import resolve
+from sparrow.processes.supervisor import MESSAGE_CHARACTERS, describe
 from sparrow.processes.worker import Worker, WorkerFault
 from sparrow.tasks.base import RIGHT, Example, Verdict, check_json, wrong
 
@@ -39,7 +40,6 @@ SIGNATURES = (
     "reward(text, answer) or compute_score(data_source, solution_str, ground_truth, extra_info)"
 )
 CLOSED = "these judges are closed"
-MESSAGE_CHARACTERS = 500  # of what a user's code says, that are kept
 LONGEST = 1 << 16  # bytes of a verdict
 LARGEST = 1e9  # score: sums of squares of a batch stay far from overflow
 
@@ -205,7 +205,7 @@ class InProcess(_Closing):
         score = adapted(function)
 
         def reward(example: Example, text: str) -> Verdict:
-            return verdict_of(score(example.source, text, example.ground_truth, example.extra))
+            return parse_verdict(score(example.source, text, example.ground_truth, example.extra))
 
         return cls(reward)
 
@@ -242,7 +242,7 @@ def make_scorer(score: str, preload: list[str]) -> Callable[[list[Any]], dict[st
 
     def scorer(question: list[Any]) -> dict[str, Any]:
         try:
-            return verdict_of(function(*question))._asdict()
+            return parse_verdict(function(*question))._asdict()
         except Exception as error:  # a user's code on text of a model: anything may be raised
             return {"error": describe(error)}
 
@@ -268,12 +268,7 @@ def adapted(function: Callable[..., Any]) -> Score:
     return function
 
 
-def describe(error: BaseException) -> str:
-    """Return an exception in one line."""
-    return f"{type(error).__name__}: {error}"[:MESSAGE_CHARACTERS]
-
-
-def verdict_of(result: Any) -> Verdict:
+def parse_verdict(result: Any) -> Verdict:
     """Make a verdict of a number, or of a dict with score, acc and reason.
 
     Without acc, a text is right if its score is at least 1. Scores are not clipped.

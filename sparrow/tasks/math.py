@@ -1,8 +1,8 @@
 """Rewards for mathematics by math-verify (`pip install 'sparrow-rl[math]'`): 1 or 0.
 
-What counts is what comes after the thoughts: the last \\boxed{...}, else the last expression.
-math-verify's own deadlines are signals, which its caller may not want: they are off. So this runs
-where it can be killed (`sparrow.tasks.judging.Judges`): some powers take for ever.
+The answer is what follows the thoughts: the last \\boxed{...}, else the last expression. Timeouts
+of math-verify use signals and are off, so this runs in a process that can be killed
+(`sparrow.tasks.judging.Judges`): some powers never end.
 """
 
 import functools
@@ -26,21 +26,21 @@ def compute_score(
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
 ) -> float:
-    """1 where the answer of a text equals the ground truth, else 0, whatever the text says.
+    """Return 1 if the answer of a text equals the ground truth, else 0.
 
-    A ground truth that cannot be read is a ValueError: that is no fault of the text.
+    Raises ValueError if the ground truth cannot be parsed, which is no fault of the text.
     """
     golds = _golds(ground_truth)
-    answer = answer_of(solution_str)
+    answer = final_answer(solution_str)
     if answer is None:
         return 0.0
     return float(load().verify(list(golds), _parsed(answer), timeout_seconds=None))
 
 
-def answer_of(text: str) -> str | None:
-    """The last \\boxed{...} after the thoughts; where there is none, the end of the text.
+def final_answer(text: str) -> str | None:
+    """Return the last \\boxed{...} after the thoughts, or else the end of the text.
 
-    None where that is empty or too long, or where the last box is not closed: unfinished.
+    None if it is empty or too long, or if the last box is not closed.
     """
     final = text.rpartition(END_THINK)[2].strip()
     boxes = list(BOX.finditer(final))
@@ -51,12 +51,12 @@ def answer_of(text: str) -> str | None:
 
 
 def boxed_text(text: str, start: int) -> str | None:
-    """What stands in braces, from behind the opening one; None where they are not closed."""
+    """Return the text in braces, from after the opening brace; None if they are not closed."""
     depth = 1
-    for found in BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(found[0], 0)
+    for brace in BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if not depth:
-            return text[start : found.start()].strip()
+            return text[start : brace.start()].strip()
     return None
 
 
@@ -65,12 +65,12 @@ def _boxed(inside: str) -> str:
 
 
 def _golds(truth: Any) -> tuple[Any, ...]:
-    """Everything that a ground truth may be read as; a list names answers that are all right."""
+    """Parse a ground truth; a list holds alternatives that are all right."""
     several = isinstance(truth, Sequence) and not isinstance(truth, str)
-    found = [each for one in (truth if several else [truth]) for each in _gold(str(one))]
-    if not found:
-        raise ValueError(f"the ground truth {truth!r:.80} cannot be read as mathematics")
-    return tuple(found)
+    golds = [gold for text in (truth if several else [truth]) for gold in _gold(str(text))]
+    if not golds:
+        raise ValueError(f"the ground truth {truth!r:.80} cannot be parsed as mathematics")
+    return tuple(golds)
 
 
 @functools.lru_cache(maxsize=256)  # the answers to a prompt share it
@@ -78,7 +78,7 @@ def _gold(truth: str) -> tuple[Any, ...]:
     text = truth.rpartition(LAST)[2].strip()
     if not BOX.search(text):
         text = _boxed(text.strip("$"))
-    return tuple(_parsed(answer_of(text) or ""))
+    return tuple(_parsed(final_answer(text) or ""))
 
 
 def _parsed(text: str) -> list[Any]:
@@ -87,7 +87,7 @@ def _parsed(text: str) -> list[Any]:
 
 @functools.cache
 def load() -> Any:
-    """math-verify, without its warning that a deadline is wanted: there is one."""
+    """Import math-verify, without its warning that there is no timeout: the judge has one."""
     package = optional_package(PACKAGE, "math", "a reward for mathematics")
     logging.getLogger(PACKAGE).setLevel(logging.ERROR)
     return package

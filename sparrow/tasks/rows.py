@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from sparrow.files import cache_folder, expanded, read_text, write_whole
 from sparrow.schema.common import ColumnsConfig
-from sparrow.tasks.base import Example, Message, Source, check_json, drawn, optional_package
+from sparrow.tasks.base import Example, Message, Task, check_json, keyed_random, optional_package
 
 LINES = (".jsonl", ".json", ".ndjson")
 TABLES = {".csv": ",", ".tsv": "\t"}  # with a header
@@ -190,7 +190,7 @@ class FileRows:
 @functools.lru_cache(maxsize=4)
 def _order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
     order = list(range(count))
-    drawn("rows", seed, epoch).shuffle(order)
+    keyed_random("rows", seed, epoch).shuffle(order)
     return tuple(order)
 
 
@@ -204,7 +204,7 @@ class TaskRows:
     """
 
     task: str
-    source: Source
+    source: Task
     length: int
     first: int = 0
     rows: int | None = None
@@ -312,23 +312,18 @@ def _read(file: Path) -> list[Any]:
 
 def _table(text: str, delimiter: str, where: str) -> list[dict[str, str]]:
     """Read CSV with a header: all values are text."""
-    reader = csv.reader(
-        io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter=delimiter, strict=True
-    )
-    rows: list[dict[str, str]] = []
-    header: list[str] = []
+    lines = io.StringIO(text.removeprefix("\ufeff"), newline="")
+    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
     try:
-        for values in filter(None, reader):
-            if not header:
-                header = values
-            elif len(values) != len(header):
-                raise ValueError(f"expected {len(header)} columns, got {len(values)}")
-            else:
-                rows.append(dict(zip(header, values, strict=True)))
+        header = reader.fieldnames or ()
+        if len({*header}) < len(header):
+            raise ValueError(f"two columns have the same name: {', '.join(header):.200}")
+        rows = list(reader)
     except (csv.Error, ValueError) as error:
-        raise ValueError(f"{where}, line {reader.line_num}: {error}") from error
-    if len({*header}) < len(header):
-        raise ValueError(f"{where}: two columns have the same name: {', '.join(header):.200}")
+        raise ValueError(f"{where}, line {reader.reader.line_num}: {error}") from error
+    for number, row in enumerate(rows):
+        if None in row or None in row.values():  # what DictReader gives for too many or too few
+            raise ValueError(f"{where}, row {number}: expected {len(header)} columns")
     return rows
 
 

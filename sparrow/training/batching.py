@@ -1,7 +1,7 @@
 """Micro-batches by tokens: which samples go through the model together, and on which rank.
 
-A micro-batch holds at most so many tokens; a longer sample is alone. The gradient does not depend
-on the cut, so it is made for speed: longest first, each into the fullest batch that has room.
+A micro-batch holds a limited number of tokens; a longer sample is alone. The gradient does not
+depend on the split, so it is chosen for speed: best-fit decreasing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 
 class MicroBatch(NamedTuple):
-    """Samples by number. A filler keeps step with ranks that have more, and counts for nothing."""
+    """Sample numbers. A filler, for ranks with fewer batches than others, has no gradient."""
 
     numbers: list[int]
     filler: bool = False
 
 
 def micro_batches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Sample numbers of each micro-batch, every sample once."""
+    """Split samples into micro-batches, every sample once."""
     batches: list[list[int]] = []
     filled: list[int] = []
     for number in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
@@ -31,39 +31,39 @@ def micro_batches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     return batches
 
 
-def shares(
+def split_by_rank(
     lengths: Sequence[int], ranks: int, owners: Mapping[int, int] | None = None
 ) -> list[list[int]]:
-    """Sample numbers of each rank, about equally many tokens each: longest first to the least.
+    """Split samples over ranks, with about equally many tokens: longest first to the emptiest.
 
     owners: samples that must go to a certain rank.
     """
-    found: list[list[int]] = [[] for _ in range(ranks)]
+    numbers_by_rank: list[list[int]] = [[] for _ in range(ranks)]
     filled = [0] * ranks
     owners = owners or {}
     order = sorted(range(len(lengths)), key=lambda n: (n not in owners, -lengths[n], n))
     for number in order:
         rank = owners.get(number, filled.index(min(filled)))
-        found[rank].append(number)
+        numbers_by_rank[rank].append(number)
         filled[rank] += lengths[number]
-    return [sorted(numbers) for numbers in found]
+    return [sorted(numbers) for numbers in numbers_by_rank]
 
 
 def rank_batches(
     lengths: Sequence[int], tokens: int, ranks: int, owners: Mapping[int, int] | None = None
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of each rank, equally many: shards of the weights meet in each of them."""
-    cut = []
-    for numbers in shares(lengths, ranks, owners):
+    """The micro-batches of each rank, equally many: sharded weights are gathered in each."""
+    by_rank = []
+    for numbers in split_by_rank(lengths, ranks, owners):
         batches = micro_batches([lengths[number] for number in numbers], tokens)
-        cut.append([[numbers[place] for place in batch] for batch in batches])
-    most = max(len(batches) for batches in cut)
+        by_rank.append([[numbers[place] for place in batch] for batch in batches])
+    most = max(len(batches) for batches in by_rank)
     shortest = min(range(len(lengths)), key=lambda n: lengths[n], default=0)
-    return [_as_many(batches, most, shortest) for batches in cut]
+    return [_pad_batches(batches, most, shortest) for batches in by_rank]
 
 
-def _as_many(batches: list[list[int]], count: int, shortest: int) -> list[MicroBatch]:
-    """The same samples in `count` batches: the largest are halved, then fillers are added."""
+def _pad_batches(batches: list[list[int]], count: int, shortest: int) -> list[MicroBatch]:
+    """Reach `count` batches: halve the largest, then add fillers."""
     batches = list(batches)
     while len(batches) < count:
         largest = max(range(len(batches)), key=lambda b: (len(batches[b]), -b), default=None)

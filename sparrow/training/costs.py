@@ -1,6 +1,6 @@
-"""What training costs: operations as utilisation counts them, and bytes of memory.
+"""The cost of training: floating-point operations as in model utilisation (MFU), and memory.
 
-Operations are the products that any implementation has to do, once forward and twice backward:
+Operations are the matrix products that any implementation needs, once forward and twice backward:
 
 - 2 for every weight of a product and token. Those weights are q, k, v, out, gate, up and down of
   every layer and the LM head. An embedding is looked up and does not count; tied to the head, the
@@ -8,8 +8,7 @@ Operations are the products that any implementation has to do, once forward and 
 - Attention, causal: a token multiplies its query with the keys up to its own, and their weights
   with the values, 2 x 2 x heads x head size x L^2 / 2 a layer and sequence of L tokens.
 
-What is computed again on the way back (recompute, logits by chunks) does not count: it is work, not
-progress.
+What the backward pass recomputes (activations, logits by chunks) does not count.
 
 Memory is counted from what `Policy` keeps: weights, gradients and both moments in float32, 16 bytes
 a parameter, and activations of one micro-batch; copies in 16 bits are made layer by layer. Left
@@ -30,30 +29,31 @@ from sparrow.training.policy import CHUNK_BYTES as GPU_CHUNK
 if TYPE_CHECKING:
     from sparrow.models.spec import ModelSpec
 
-BACKWARD = 2  # times the forward pass: gradients of what went in, and of the weights
+BACKWARD = 2  # times the forward pass: gradients of inputs and of weights
 WIDE = 4  # bytes of a float32
-LOGITS_COPIES = 3  # of a chunk on the way back: logits, log-probs, gradient
-BLOCK_COPIES = 4  # of a block's scores, at once, where attention is the definition
+LOGITS_COPIES = 3  # of a chunk in the backward pass: logits, log-probs, gradient
+BLOCK_COPIES = 4  # of a block's scores, at once, in reference attention
 
 
 class TrainerMemory(Record):
-    """Bytes, by what they are. All but weights and moments are free while nothing is trained."""
+    """Bytes of the trainer by kind. `resident` ones are held during rollouts too."""
 
     weights: int
     gradients: int
     moments: int
     copies: int  # of weights, in the dtype of the products
     activations: int  # of the largest micro-batch
-    logits: int  # a chunk of them on the way back, and the head's gradient
+    logits: int  # a chunk of them in the backward pass, and the head's gradient
+    reference: int = 0  # weights of the frozen reference model of the KL term
 
     @property
     def resident(self) -> int:
-        """What stays while the engine runs."""
-        return self.weights + self.moments
+        """Bytes held while the engine runs."""
+        return self.weights + self.moments + self.reference
 
     @property
     def total(self) -> int:
-        """At the worst moment. Gradients come as activations go: the two are never all there."""
+        """The peak. Gradients grow as activations are freed: never both in full."""
         passing = max(self.gradients, self.activations + self.logits)
         return self.resident + self.copies + passing
 
@@ -61,8 +61,10 @@ class TrainerMemory(Record):
 def trainer_memory(
     spec: "ModelSpec", *, tokens: int, longest: int, item: int, recompute: bool, gpu: bool
 ) -> TrainerMemory:
-    """For micro-batches of `tokens`, the longest sequence of `longest`; `item`: bytes of a number
-    in products, 2 or 4."""
+    """Predict memory for micro-batches of `tokens` and a longest sequence of `longest`.
+
+    item: bytes of a number in products, 2 or 4.
+    """
     size = spec.parameters()
     return TrainerMemory(
         weights=WIDE * size,
@@ -75,12 +77,12 @@ def trainer_memory(
 
 
 def layer_bytes(spec: "ModelSpec", *, item: int, gpu: bool) -> int:
-    """What a layer keeps of a token for the way back, its input aside.
+    """Bytes of activations that a layer keeps per token, its input aside.
 
     In order: norm, q k v, rotated q, k and v, out of attention, stream, norm, gate and up,
     silu(gate), gated. A GPU in 16 bits runs the flash kernel, which gets keys and values repeated
     for every query head and keeps a log-sum a head; q k v are then kept for the QK-norm alone. The
-    definition keeps the rotated k, and v as a part of q k v. Norms of a CPU keep x / rms as well.
+    reference keeps the rotated k, and v as a part of q k v. Norms of a CPU keep x / rms as well.
     """
     flash, normed = gpu and item < WIDE, spec.qk_norm
     query, key, value = spec.qkv_sizes
@@ -95,7 +97,7 @@ def layer_bytes(spec: "ModelSpec", *, item: int, gpu: bool) -> int:
 def _activations(
     spec: "ModelSpec", tokens: int, longest: int, item: int, recompute: bool, gpu: bool
 ) -> int:
-    """Inputs of all layers; the inside of one layer (recompute) or of all; what goes back."""
+    """Inputs of all layers; the inside of one layer (recompute) or of all; gradients."""
     flash = gpu and item < WIDE
     stream = spec.hidden * item
     inside = layer_bytes(spec, item=item, gpu=gpu) * (1 if recompute else spec.layers)
@@ -106,7 +108,7 @@ def _activations(
 
 
 def _copied(spec: "ModelSpec", recompute: bool) -> int:
-    """Weights whose copies are held at once: all, or the head's and one layer's."""
+    """Number of weights whose copies are held at once: all, or the head's and one layer's."""
     if not recompute:
         return spec.parameters()
     outside = spec.vocabulary * spec.hidden
@@ -115,25 +117,25 @@ def _copied(spec: "ModelSpec", recompute: bool) -> int:
 
 
 def _logits(spec: "ModelSpec", tokens: int, gpu: bool) -> int:
-    """A chunk with what is made of it, the head in float32, and its gradient."""
+    """A chunk of logits with its copies, the head in float32, and its gradient."""
     row = WIDE * spec.vocabulary
     chunk = min(max(row, GPU_CHUNK if gpu else CPU_CHUNK), tokens * row)
     return LOGITS_COPIES * chunk + 2 * row * spec.hidden
 
 
 def product_weights(spec: "ModelSpec") -> int:
-    """Weights that every token is multiplied with: the N of 6 N T."""
+    """Number of weights that every token is multiplied with: the N of 6 N T."""
     attention = spec.hidden * (sum(spec.qkv_sizes) + spec.qkv_sizes[0])
     layer = attention + 3 * spec.hidden * spec.intermediate
     return spec.layers * layer + spec.vocabulary * spec.hidden
 
 
 def forward_flops(spec: "ModelSpec", lengths: Sequence[int]) -> float:
-    """2 N T and causal attention: one pass over sequences of these lengths, logits included."""
+    """Operations of a forward pass over sequences: 2 N T and causal attention."""
     attention = 2 * spec.layers * spec.heads * spec.head_size * sum(int(n) ** 2 for n in lengths)
     return float(2 * product_weights(spec) * sum(map(int, lengths)) + attention)
 
 
 def training_flops(spec: "ModelSpec", lengths: Sequence[int]) -> float:
-    """6 N T and causal attention three times: forward and backward, each operation once."""
+    """Operations of forward and backward: 6 N T and causal attention three times."""
     return (1 + BACKWARD) * forward_flops(spec, lengths)

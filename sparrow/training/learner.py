@@ -1,11 +1,11 @@
-"""The learner: reads samples densely, then takes optimiser steps on them.
+"""The learner: dense log-probs of samples, then optimiser steps on them.
 
     learner = Learner(policy, RateConfig(), steps=100, tokens=16384)
-    read = learner.read(samples)                     # pi_old of every learnt token
+    scores = learner.score(samples)                   # pi_old of every learnt token
     stats = learner.update(samples, weights, objective)
 
-What a step does is a sum over tokens, each with its own coefficient, so neither the cut into
-micro-batches nor the number of ranks changes it beyond rounding.
+The loss is a sum over tokens, each with its own coefficient, so a step does not depend on the split
+into micro-batches and ranks beyond rounding.
 """
 
 import math
@@ -21,17 +21,18 @@ from sparrow.schema.base import Float32Array, Float32Matrix
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import OptimiserConfig
 from sparrow.training.batching import MicroBatch, rank_batches
-from sparrow.training.objectives.surrogates import Objective, Terms
+from sparrow.training.objectives.surrogates import Objective, Terms, reference_kl
 from sparrow.training.optimiser import adamw, rate_at
 from sparrow.training.packing import pack_samples
-from sparrow.training.policy import ActorStates, Policy, Scores, rest, whole
+from sparrow.training.policy import ActorStates, Policy, Scores, full_tensor, reshard
 from sparrow.training.world import World
 
+SUMS = ("loss", "clipped", "kl", "kl_reference")  # of a micro-batch, over its tokens
 OnBatch = Callable[[int, int], None]  # sequences done, of how many
 
 
-class Read(NamedTuple):
-    """What the dense policy says of one sample, by learnt token; alpha where the actor is known."""
+class SampleScores(NamedTuple):
+    """Scores of a sample by learnt token; alpha (acceptance) if the actor's states are known."""
 
     logprob: Float32Array
     entropy: Float32Array
@@ -40,24 +41,26 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStats:
-    """One optimiser step. It was skipped where loss or gradient is no number."""
+    """One optimiser step, or why none was taken."""
 
     loss: float
     clipped: float  # share of tokens
     kl: float  # of the policy from pi_old, k3
     gradient: float
     rate: float
-    skipped: bool
+    skipped: bool  # loss or gradient is not finite
+    kl_reference: float | None = None  # of the policy from the reference model, k3; None: none
+    no_signal: bool = False  # the gradient is exactly 0: momentum alone must not move the weights
 
     @classmethod
-    def not_taken(cls) -> "UpdateStats":
-        """One for which there was no loss: what it needs is no number."""
+    def without_loss(cls) -> "UpdateStats":
+        """Statistics of a step that was skipped because no loss could be computed."""
         nan = math.nan
         return cls(loss=nan, clipped=nan, kl=nan, gradient=nan, rate=nan, skipped=True)
 
 
 class Learner:
-    """A policy, its optimiser, and how many optimiser steps it has taken."""
+    """A policy, its optimiser, and the number of optimiser steps taken."""
 
     def __init__(
         self,
@@ -67,8 +70,10 @@ class Learner:
         steps: int,
         tokens: int,
         world: World | None = None,
+        reference: Policy | None = None,
     ) -> None:
         self.policy, self.config, self.steps, self.tokens = policy, config, steps, tokens
+        self.reference = reference  # frozen, and whole on every rank
         self.world = world or World()
         self.optimiser = adamw(policy, config)
         self.taken = 0
@@ -77,52 +82,55 @@ class Learner:
     def device(self) -> torch.device:
         return self.policy.model.device
 
-    # Reading.
+    # Scoring.
 
     @torch.no_grad()
-    def read(
+    def score(
         self,
         samples: Sequence[TrainSample],
         actors: Sequence[Float32Matrix | None] | None = None,
         *,
+        policy: Policy | None = None,
         on_batch: OnBatch | None = None,
-    ) -> list[Read]:
+    ) -> list[SampleScores]:
         """Log-prob and entropy of every learnt token, in the order of the samples.
 
         actors: for some samples the actor's final hidden states of their learnt tokens; these get
-        exact acceptance. The states need not be on more than one rank, which then reads them.
+        exact acceptance. The states may be on one rank alone, which then scores them.
+        policy: the model to score with, such as the reference; None: the trained policy.
         """
+        policy = policy or self.policy
         actors = [None] * len(samples) if actors is None else actors
-        found: dict[int, Read] = {}
+        scored: dict[int, SampleScores] = {}
         batches = self._batches(samples, self._owners(actors))
         total = sum(len(batch.numbers) for batch in batches if not batch.filler)
         for numbers, filler in batches:
             chosen = [samples[number] for number in numbers]
             states = [None if filler else actors[number] for number in numbers]
-            scores = self.policy(pack_samples(chosen).to(self.device), self._actor(chosen, states))
+            scores = policy(pack_samples(chosen).to(self.device), self._actor(chosen, states))
             if filler:
                 continue
-            found |= zip(numbers, _split(scores, chosen, states), strict=True)
+            scored |= zip(numbers, _split(scores, chosen, states), strict=True)
             if on_batch is not None:
-                on_batch(len(found), total)
-        rest(self.policy)
-        everyone = [part for share in self.world.collect(found) for part in share.items()]
-        return [one for _, one in sorted(dict(everyone).items())]
+                on_batch(len(scored), total)
+        reshard(policy)
+        gathered = [item for share in self.world.all_gather(scored) for item in share.items()]
+        return [scores for _, scores in sorted(dict(gathered).items())]
 
     def _owners(self, actors: Sequence[Float32Matrix | None]) -> dict[int, int]:
-        """Which rank has the states of a sample: the first that says so."""
-        held = self.world.collect([n for n, states in enumerate(actors) if states is not None])
+        """Which rank has the states of a sample: the first of several."""
+        held = self.world.all_gather([n for n, states in enumerate(actors) if states is not None])
         return {n: rank for rank, numbers in reversed(list(enumerate(held))) for n in numbers}
 
     def _actor(
         self, samples: Sequence[TrainSample], states: Sequence[Float32Matrix | None]
     ) -> ActorStates | None:
         starts = np.cumsum([0, *(sample.learnt for sample in samples)])
-        known = [(s, n) for n, s in enumerate(states) if s is not None]
-        if not known:
+        pairs = [(number, state) for number, state in enumerate(states) if state is not None]
+        if not pairs:
             return None
-        places = np.concatenate([np.arange(starts[n], starts[n + 1]) for _, n in known])
-        hidden = torch.from_numpy(np.concatenate([state for state, _ in known]))
+        places = np.concatenate([np.arange(starts[n], starts[n + 1]) for n, _ in pairs])
+        hidden = torch.from_numpy(np.concatenate([state for _, state in pairs]))
         return ActorStates(hidden.to(self.device), torch.from_numpy(places).to(self.device))
 
     # Updating.
@@ -133,16 +141,25 @@ class Learner:
         weights: Sequence[Float32Array],
         objective: Objective,
         *,
+        references: Sequence[Float32Array] | None = None,
         on_batch: OnBatch | None = None,
     ) -> UpdateStats:
-        """One optimiser step on samples that have `old_logprob`; weights are by learnt token."""
+        """One optimiser step on samples that have `old_logprob`.
+
+        weights, and log-probs of the reference model where the objective has a KL term: by learnt
+        token.
+        """
+        if objective.kl and references is None:
+            raise ValueError("update: the objective has a KL term, which needs reference log-probs")
         rate = rate_at(self.config, self.taken, self.steps)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        sums = self._gradients(samples, weights, objective, on_batch)
-        norm = float(whole(nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.clip)))
+        sums = self._gradients(samples, weights, objective, references, on_batch)
+        norm = float(
+            full_tensor(nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.clip))
+        )
         skipped = not (math.isfinite(sums["loss"]) and math.isfinite(norm))
-        if not skipped:
+        if not skipped and norm > 0:
             self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.taken += 1
@@ -151,9 +168,11 @@ class Learner:
             loss=sums["loss"],
             clipped=sums["clipped"] / tokens,
             kl=sums["kl"] / tokens,
+            kl_reference=sums["kl_reference"] / tokens if objective.kl else None,
             gradient=norm,
             rate=rate,
             skipped=skipped,
+            no_signal=norm == 0,
         )
 
     def _gradients(
@@ -161,70 +180,77 @@ class Learner:
         samples: Sequence[TrainSample],
         weights: Sequence[Float32Array],
         objective: Objective,
-        on_batch: OnBatch | None,
+        references: Sequence[Float32Array] | None = None,
+        on_batch: OnBatch | None = None,
     ) -> dict[str, float]:
-        """Accumulate the gradient of all samples; sums over the tokens of all ranks."""
+        """Accumulate the gradient of all samples; return sums over the tokens of all ranks."""
         coefficients = objective.aggregate(np.array([sample.learnt for sample in samples]))
-        total: dict[str, float] = dict.fromkeys(("loss", "clipped", "kl"), 0.0)
+        total: dict[str, float] = dict.fromkeys(SUMS, 0.0)
         batches = self._batches(samples)
         for done, (numbers, filler) in enumerate(batches, 1):
             chosen = [samples[number] for number in numbers]
             shares = [0.0 if filler else float(coefficients[number]) for number in numbers]
-            weight_R = torch.from_numpy(np.concatenate([weights[number] for number in numbers]))
-            sums = self._backward(chosen, _by_token(shares, chosen), weight_R, objective)
+            by_token = [_by_token(shares, chosen), _joined(weights, numbers)]
+            if references is not None:
+                by_token.append(_joined(references, numbers))
+            sums = self._backward(chosen, objective, *(x.to(self.device) for x in by_token))
             for name, value in sums.items():
                 total[name] += 0.0 if filler else value
             if on_batch is not None:
                 on_batch(done, len(batches))
-        parts = self.world.collect(total)
+        parts = self.world.all_gather(total)
         return {name: sum(part[name] for part in parts) for name in total}
 
     def _backward(
         self,
         samples: Sequence[TrainSample],
+        objective: Objective,
         share_R: Tensor,
         weight_R: Tensor,
-        objective: Objective,
+        reference_R: Tensor | None = None,
     ) -> dict[str, float]:
-        share_R, weight_R = share_R.to(self.device), weight_R.to(self.device)
         scores = self.policy(pack_samples(samples).to(self.device))
         terms = _terms(samples, scores.logprob_R)
         surrogate = objective.surrogate(terms)
         loss = (surrogate.loss_T * weight_R * share_R).sum()
-        total = loss
+        total, reference_kl_R = loss, torch.zeros_like(share_R)
         if objective.entropy:
-            total = loss - objective.entropy * (scores.entropy_R * share_R).sum()
+            total = total - objective.entropy * (scores.entropy_R * share_R).sum()
+        if objective.kl and reference_R is not None:
+            reference_kl_R = reference_kl(terms.logprob_T, reference_R)
+            total = total + objective.kl * (reference_kl_R * share_R).sum()
         (total * self.world.size).backward()  # FSDP takes the mean over ranks
         log_r_R = (terms.logprob_T.detach() - terms.old_T).clamp(-20, 20)
-        found = torch.stack(
+        sums = torch.stack(
             [
                 loss.detach(),
                 surrogate.clipped_T.sum(),
                 (log_r_R.exp() - 1 - log_r_R).sum(),
+                reference_kl_R.detach().sum(),
             ]
         )
-        return dict(zip(("loss", "clipped", "kl"), found.tolist(), strict=True))
+        return dict(zip(SUMS, sums.tolist(), strict=True))
 
     def _batches(
         self, samples: Sequence[TrainSample], owners: Mapping[int, int] | None = None
     ) -> list[MicroBatch]:
-        """This rank's micro-batches, as many as every other has."""
+        """This rank's micro-batches, as many as on every other rank."""
         lengths = [len(sample) for sample in samples]
         return rank_batches(lengths, self.tokens, self.world.size, owners)[self.world.rank]
 
     # Weights.
 
     def named_weights(self) -> dict[str, Tensor]:
-        """Every weight whole, by the decoder's own names; all ranks must ask."""
+        """Full weights by the decoder's parameter names; a collective call on all ranks."""
         named = self.policy.model.named_parameters()
-        return {name: whole(weight.detach()) for name, weight in named}
+        return {name: full_tensor(weight.detach()) for name, weight in named}
 
     def state(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, on the host; all ranks must ask."""
+        """The state for a checkpoint, in host memory; a collective call on all ranks."""
         optimiser = self.optimiser.state_dict()
         moments = {
-            number: {name: whole(value).cpu() for name, value in one.items()}
-            for number, one in optimiser["state"].items()
+            number: {name: full_tensor(value).cpu() for name, value in tensors.items()}
+            for number, tensors in optimiser["state"].items()
         }
         weights = {name: weight.cpu() for name, weight in self.named_weights().items()}
         return {"taken": self.taken, "weights": weights, "moments": moments}
@@ -233,13 +259,13 @@ class Learner:
         with torch.no_grad():
             for name, weight in self.policy.model.named_parameters():
                 weight.copy_(_like(weight, state["weights"][name]))
-        own = self.optimiser.state_dict()
+        optimiser = self.optimiser.state_dict()
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
-        own["state"] = {
-            number: {name: _like(parameters[number], value) for name, value in one.items()}
-            for number, one in state["moments"].items()
+        optimiser["state"] = {
+            number: {name: _like(parameters[number], value) for name, value in moments.items()}
+            for number, moments in state["moments"].items()
         }
-        self.optimiser.load_state_dict(own)
+        self.optimiser.load_state_dict(optimiser)
         self.taken = state["taken"]
 
 
@@ -250,7 +276,7 @@ def _terms(samples: Sequence[TrainSample], logprob_R: Tensor) -> Terms:
         return torch.from_numpy(np.concatenate(parts)).to(device)
 
     if any(sample.old_logprob is None for sample in samples):
-        raise ValueError("update: a sample has no old_logprob; read() it first")
+        raise ValueError("update: a sample has no old_logprob; score it first")
     return Terms(
         logprob_T=logprob_R,
         old_T=joined([s.old_logprob[s.loss_mask] for s in samples]),  # type: ignore[index]
@@ -261,27 +287,32 @@ def _terms(samples: Sequence[TrainSample], logprob_R: Tensor) -> Terms:
 
 
 def _by_token(values: Sequence[float], samples: Sequence[TrainSample]) -> Tensor:
-    """A value of each sample, once for every learnt token of it."""
+    """Repeat the value of each sample for every learnt token of it."""
     counts = [sample.learnt for sample in samples]
     return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), counts))
 
 
+def _joined(values: Sequence[Float32Array], numbers: Sequence[int]) -> Tensor:
+    """Values by learnt token of the samples with these numbers, one after the other."""
+    return torch.from_numpy(np.concatenate([values[number] for number in numbers]))
+
+
 def _split(
     scores: Scores, samples: Sequence[TrainSample], states: Sequence[Float32Matrix | None]
-) -> list[Read]:
+) -> list[SampleScores]:
     def parts(values: Tensor | None, counts: Sequence[int]) -> list[Float32Array]:
         flat = np.zeros(0, np.float32) if values is None else values.float().cpu().numpy()
         return np.split(flat, np.cumsum(counts)[:-1])
 
     learnt = [sample.learnt for sample in samples]
     alphas = parts(scores.alpha_A, [0 if state is None else len(state) for state in states])
-    known = [None if state is None else alpha for state, alpha in zip(states, alphas, strict=True)]
+    exact = [None if state is None else alpha for state, alpha in zip(states, alphas, strict=True)]
     logprobs, entropies = parts(scores.logprob_R, learnt), parts(scores.entropy_R, learnt)
-    return [Read(*three) for three in zip(logprobs, entropies, known, strict=True)]
+    return [SampleScores(*parts) for parts in zip(logprobs, entropies, exact, strict=True)]
 
 
 def _like(weight: Tensor, value: Tensor) -> Tensor:
-    """A whole tensor, which every rank has, as the weight's own shards; a count stays as it is."""
+    """Shard a full tensor like a weight; a scalar stays as it is."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if value.ndim == 0:

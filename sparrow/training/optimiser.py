@@ -1,4 +1,4 @@
-"""AdamW and the rate at which it goes."""
+"""AdamW and its learning-rate schedule."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from sparrow.schema.train import OptimiserConfig
 
 
 def adamw(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
-    """Decay for matrices, none for norms and biases."""
+    """AdamW with weight decay for matrices, none for norms and biases."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [
@@ -20,7 +20,7 @@ def adamw(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
 
 
 def rate_at(config: OptimiserConfig, step: int, steps: int) -> float:
-    """The rate of a step counted from 0: up along a line, level, and down along a line."""
+    """The learning rate of a step (from 0): linear warm-up, constant, linear decay."""
     up = (step + 1) / config.warm_up if step < config.warm_up else 1.0
     left = (steps - 1 - step) / config.decay if step >= steps - config.decay else 1.0
     return config.rate * min(up, config.final + (1 - config.final) * left)

@@ -1,6 +1,6 @@
-"""Documents side by side in one row of tokens, without padding and without seeing each other.
+"""Packing: documents in one row of tokens, without padding and without seeing each other.
 
-And dense attention over them: the definition, or the GPU's flash kernel. Legend of the dimension
+And dense attention over them: the reference, or the GPU's flash kernel. Legend of the dimension
 letters: sparrow/ops/types.py.
 """
 
@@ -23,17 +23,17 @@ CAUSAL = (-1, 0)  # any number of tokens to the left, none to the right
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pack:
-    """T tokens of several documents, and the places R that predict a token which is learnt."""
+    """T tokens of several documents, and the R positions that predict a learnt token."""
 
     ids_T: Tensor
     positions_T: Tensor
     bounds: Tensor  # where documents begin and end, int32 [B + 1]
     longest: int
-    sources_R: Tensor  # places whose next token is learnt
+    sources_R: Tensor  # positions whose next token is learnt
     targets_R: Tensor  # that token
 
     def to(self, device: torch.device) -> "Pack":
-        """The same on a device, without waiting for it."""
+        """Copy to a device, asynchronously."""
 
         def move(tensor: Tensor) -> Tensor:
             if device.type == "cuda":
@@ -46,20 +46,20 @@ class Pack:
 
 
 def pack(documents: Sequence[Document]) -> Pack:
-    """All documents in one pack, in their order; everything behind a prompt is learnt."""
-    learnt = [np.arange(len(one)) >= one.prompt for one in documents]
+    """Pack documents in order; everything behind a prompt is learnt."""
+    learnt = [np.arange(len(document)) >= document.prompt for document in documents]
     return _packed([document.ids for document in documents], learnt)
 
 
 def pack_samples(samples: Sequence[TrainSample]) -> Pack:
-    """All samples in one pack, in their order; what is in their loss is learnt."""
+    """Pack samples in order; the tokens in their loss are learnt."""
     return _packed([sample.ids for sample in samples], [sample.loss_mask for sample in samples])
 
 
 def _packed(ids: Sequence[Int32Array], learnt: Sequence[BoolArray]) -> Pack:
     if not ids:
         raise ValueError("pack: no documents")
-    lengths = [len(one) for one in ids]
+    lengths = [len(document) for document in ids]
     joined = np.concatenate(ids).astype(np.int64)
     sources = np.flatnonzero(np.concatenate(learnt)) - 1
     return Pack(
@@ -94,8 +94,8 @@ class Flash:
         return out_THD
 
 
-def attention_of(pack: Pack, dtype: torch.dtype) -> Attention:
-    """The flash kernel where it can run, otherwise the definition: the same function."""
+def packed_attention(pack: Pack, dtype: torch.dtype) -> Attention:
+    """The flash kernel where it can run, otherwise the reference: the same function."""
     if pack.ids_T.is_cuda and dtype in (torch.bfloat16, torch.float16):
         return Flash(bounds=pack.bounds, longest=pack.longest, dtype=dtype)
     return Packed(bounds=pack.bounds)

@@ -1,10 +1,10 @@
-"""The dense policy as the trainer runs it: packs in, log-probs of the learnt tokens out.
+"""The dense policy as the learner runs it: packs in, log-probs of the learnt tokens out.
 
-Weights are float32. With a 16-bit dtype the whole forward pass runs in it, by copies of the weights
+Weights are float32. With a 16-bit dtype the whole forward pass runs in it, on copies of the weights
 that are made layer by layer, so the policy rounds as the engine does; gradients are float32. On
-several devices FSDP2 shards weights and makes the copies. A layer's activations may be computed
-again on the way back instead of being kept. Legend: sparrow/ops/types.py; R are learnt tokens, A
-those of them whose actor states are known.
+several devices FSDP2 shards weights and makes the copies. A layer's activations may be recomputed
+in the backward pass (activation checkpointing). Legend: sparrow/ops/types.py; R are learnt tokens,
+A those of them whose actor states are known.
 """
 
 from contextlib import AbstractContextManager
@@ -17,20 +17,20 @@ from torch.utils.checkpoint import checkpoint
 
 from sparrow import ops
 from sparrow.models import Decoder
-from sparrow.training.packing import Pack, attention_of
+from sparrow.training.packing import Pack, packed_attention
 
-CHUNK_BYTES = 2**30  # of logits at a time on a GPU: enough rows that products run at full speed
+CHUNK_BYTES = 2**30  # of logits at a time on a GPU: enough rows for full speed
 
 
 class ActorStates(NamedTuple):
-    """Final hidden states that the actor drew tokens from, and which learnt ones those are."""
+    """Final hidden states from which the actor sampled, and the numbers of those learnt tokens."""
 
     hidden_AC: Tensor
     places_A: Tensor
 
 
 class Scores(NamedTuple):
-    """Of every learnt token: log-prob, entropy; of the actor's: exact acceptance."""
+    """Log-prob and entropy of every learnt token; exact acceptance where actor states are known."""
 
     logprob_R: Tensor
     entropy_R: Tensor
@@ -38,7 +38,7 @@ class Scores(NamedTuple):
 
 
 class Policy(nn.Module):
-    """A decoder with float32 weights that computes in `dtype`."""
+    """A decoder that computes in `dtype`; its weights are float32 unless they are frozen."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Policy(nn.Module):
         compiled: bool = False,
     ) -> None:
         super().__init__()
-        if model.dtype != torch.float32:
-            raise ValueError(f"training wants float32 weights, the model has {model.dtype}")
+        if model.dtype != torch.float32 and any(p.requires_grad for p in model.parameters()):
+            raise ValueError(f"training needs float32 weights, the model has {model.dtype}")
         self.model, self.dtype = model, dtype
         self.recompute, self.compiled = recompute, compiled
         self.sharded = False  # FSDP2 makes the 16-bit copies itself
@@ -60,7 +60,7 @@ class Policy(nn.Module):
         return self.dtype != torch.float32 and not self.sharded
 
     def forward(self, pack: Pack, actor: ActorStates | None = None) -> Scores:
-        """With gradients where they are enabled; acceptance never has any."""
+        """Score a pack; with gradients where they are enabled, but none of acceptance."""
         with self._definitions():
             hidden_TC = self._hidden(pack)
             head_VC = self.model.head.to(self.dtype)
@@ -75,12 +75,12 @@ class Policy(nn.Module):
         return Scores(stats.logprob, stats.entropy, alpha_A)
 
     def _hidden(self, pack: Pack) -> Tensor:
-        attention = attention_of(pack, self.dtype)
+        attention = packed_attention(pack, self.dtype)
         arguments = (pack.ids_T, pack.positions_T, attention, None, self._through)
         if not self._casts:
             return self.model(*arguments)
-        own = {name: weight.to(self.dtype) for name, weight in self._outside_layers()}
-        return functional_call(self.model, own, arguments)
+        weights = {name: weight.to(self.dtype) for name, weight in self._outside_layers()}
+        return functional_call(self.model, weights, arguments)
 
     def _outside_layers(self) -> list[tuple[str, nn.Parameter]]:
         named = self.model.named_parameters()
@@ -88,28 +88,28 @@ class Policy(nn.Module):
 
     def _through(self, layer: nn.Module, x_TC: Tensor, *args: Any) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
-            found = checkpoint(self._layer, layer, x_TC, *args, use_reentrant=False)
-            assert isinstance(found, Tensor)
-            return found
+            y_TC = checkpoint(self._layer, layer, x_TC, *args, use_reentrant=False)
+            assert isinstance(y_TC, Tensor)
+            return y_TC
         return self._layer(layer, x_TC, *args)
 
     def _layer(self, layer: nn.Module, x_TC: Tensor, *args: Any) -> Tensor:
-        """One layer; it chooses its ops itself, as it may run again long after `forward`."""
+        """Run one layer; it sets its ops itself, as it may run again long after `forward`."""
         with self._definitions():
             if not self._casts:
                 return layer(x_TC, *args)
-            own = {name: weight.to(self.dtype) for name, weight in layer.named_parameters()}
-            return functional_call(layer, own, (x_TC, *args))
+            weights = {name: weight.to(self.dtype) for name, weight in layer.named_parameters()}
+            return functional_call(layer, weights, (x_TC, *args))
 
     def _definitions(self) -> AbstractContextManager[None]:
-        """Faster versions of ops have no gradients."""
+        """Use ops with gradients: optimised kernels have none."""
         return ops.using("compiled" if self.compiled else "reference")
 
 
 def shard(policy: Policy) -> Policy:
-    """Spread weights, gradients and moments over the ranks, layer by layer (FSDP2).
+    """Shard weights, gradients and moments over the ranks, layer by layer (FSDP2).
 
-    Inputs are not cast: angles of positions are float32 whatever the products' dtype.
+    Inputs are not cast: angles of positions are float32 whatever the dtype of products.
     """
     from torch.distributed import get_world_size
     from torch.distributed.device_mesh import init_device_mesh
@@ -126,15 +126,15 @@ def shard(policy: Policy) -> Policy:
     return policy
 
 
-def rest(policy: Policy) -> None:
-    """After passes without gradients: weights lie in shards again, in float32."""
+def reshard(policy: Policy) -> None:
+    """Reshard the float32 weights after passes without gradients."""
     from torch.distributed.fsdp import FSDPModule
 
     if isinstance(policy, FSDPModule):
         policy.reshard()
 
 
-def whole(weight: Tensor) -> Tensor:
-    """A weight or moment that may lie in shards, in one piece; every rank must ask."""
+def full_tensor(weight: Tensor) -> Tensor:
+    """A weight or moment that may be sharded, in one piece; a collective call on all ranks."""
     full = getattr(weight, "full_tensor", None)
     return full() if full is not None else weight

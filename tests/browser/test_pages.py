@@ -15,6 +15,22 @@ from sparrow.reporting.run_page import page_of
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+# Whether links lie outside of the navigation's box, behind an edge that fades.
+NAVIGATION_SCROLLS = """() => {
+  const nav = document.querySelector("nav");
+  return nav.scrollWidth > nav.clientWidth && getComputedStyle(nav).maskImage !== "none";
+}"""
+# Links that are not wholly in the part of the navigation that is neither cut nor faded.
+HIDDEN_LINKS = """() => {
+  const nav = document.querySelector("nav");
+  const { left, right, top, bottom } = nav.getBoundingClientRect();
+  const faded = getComputedStyle(nav).maskImage === "none" ? 0 : 24;
+  return [...nav.querySelectorAll("a")].filter((link) => {
+    const box = link.getBoundingClientRect();
+    return box.left < left - 1 || box.right > right - faded + 1
+      || box.top < top - 1 || box.bottom > bottom + 1;
+  }).map((link) => link.textContent);
+}"""
 BACKGROUND = "() => getComputedStyle(document.body).backgroundColor"
 
 
@@ -62,6 +78,23 @@ def test_every_figure_is_there_and_nothing_is_cut_or_covered(
                 assert drawing.locator("path, rect").count() > 0, key
             assert shown.evaluate(SIDEWAYS) == 0
             assert shown.evaluate(CUT_AND_COVERED) == []
+
+
+@pytest.mark.parametrize("kind", ["demo", "six"])
+def test_every_link_of_the_navigation_can_be_read(
+    browser: "Browser", tmp_path: Path, kind: str
+) -> None:
+    """Links wrap; on a phone they scroll behind a faded edge, which the last one leaves."""
+    address = written(page(kind, tmp_path), tmp_path)
+    for width in (360, 390, 600, 768, 900, 1024, 1280):
+        with Visit(browser, address, width) as shown:
+            assert shown.locator("nav a").count() >= 5
+            scrolls = shown.evaluate(NAVIGATION_SCROLLS)
+            assert scrolls == (width < 760), width
+            shown.locator("nav").evaluate("nav => { nav.scrollLeft = nav.scrollWidth; }")
+            hidden = shown.evaluate(HIDDEN_LINKS)
+            assert hidden == [] or (scrolls and len(hidden) < shown.locator("nav a").count())
+            assert shown.locator("nav a").last.inner_text() not in hidden, width
 
 
 def test_without_scripts(browser: "Browser", address: str) -> None:

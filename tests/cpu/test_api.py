@@ -15,7 +15,7 @@ from sparrow import api, models
 from sparrow.arguments import make_config
 from sparrow.calibration.planning.plan import Unreachable
 from sparrow.dataflow.event_loop import run_coroutine
-from sparrow.dataflow.local.messages import Nobody
+from sparrow.dataflow.local.messages import NoCallbacks
 from sparrow.dataflow.stopping import Stopped
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.schedule import Schedule
@@ -173,7 +173,7 @@ def test_a_keyboard_interrupt_cancels_a_coroutine_in_another_thread() -> None:
 
 
 def test_an_interrupted_run_is_saved_and_resumed(tmp_path: Path) -> None:
-    class Interrupt(Nobody):
+    class Interrupt(NoCallbacks):
         def step(self, metrics: Mapping[str, float]) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 

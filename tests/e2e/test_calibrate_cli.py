@@ -28,7 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "block-mean: p05 of acceptance by total length" in done.said
     assert "by layer" in done.stdout
     assert "fewer than 48 prompts" in done.said
-    assert "sparrow plan" in done.stderr
+    *_, answer, step = done.stdout.splitlines()  # last, after all tables
+    assert "0.86" in answer
+    assert step.startswith(f"next: sparrow plan {place}")
+    done = run(*step.split()[2:], "--no-plots", "-o", place / "planned")
+    assert done.code == 0, done.stderr
     surface = Surface.load(place / "surface.json")
     assert (surface.model, surface.budgets) == ("tiny", (64, 96))
     drawn = {file.name for file in (place / "plots").iterdir()}
@@ -38,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_plan_its_files_and_a_check(folder: Path, tmp_path: Path) -> None:
     arguments = ("--by", "p05", "-t", "0.3", "--compare", "qwen3-1.7b-0.86", "-o", tmp_path)
-    done = run("plan", folder / "surface.json", *arguments)
+    done = run("plan", folder, *arguments)
     assert done.code == 0, done.stderr
     assert "predicted speed-up" in done.said
     assert "the plan beside qwen3-1.7b-0.86" in done.said
@@ -53,9 +57,7 @@ def test_a_plan_its_files_and_a_check(folder: Path, tmp_path: Path) -> None:
     done = run("calibrate", "tiny", *check, "--no-plots", "-o", tmp_path / "check")
     assert done.code == 0, done.stderr
     assert "check at target 0.3" in done.stdout
-    done = run(
-        "plan", folder / "surface.json", *arguments, "--check", tmp_path / "check" / "check.json"
-    )
+    done = run("plan", folder, *arguments, "--check", tmp_path / "check")
     assert done.code == 0, done.stderr
     assert json.loads((tmp_path / "plan.json").read_text())["check"]
 

@@ -58,7 +58,7 @@ def stopped_and_ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
 def test_an_interrupted_demo_goes_on(stopped_and_ended: tuple[Path, str, str]) -> None:
     folder, before, after = stopped_and_ended
     assert "goes on" in before
-    assert re.search(rf"goes on after [1-{STEPS - 1}] steps", after)
+    assert re.search(rf"resuming after [1-{STEPS - 1}] steps", after)
     assert [line["step"] for line in metrics(folder)] == list(range(STEPS))
 
 

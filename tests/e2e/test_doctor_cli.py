@@ -33,6 +33,7 @@ def test_a_sound_installation_is_ready(tmp_path: Path) -> None:
     said = " ".join(shown.split())
     assert "torch" in said
     assert "self-test: passed yes" in said
+    assert "fits: device cpu" in said
     assert "ready on cpu" in said
     assert max(map(len, shown.splitlines())) <= 80
     assert not list(tmp_path.iterdir()), "it looks and writes nothing"
@@ -49,6 +50,8 @@ def test_json_is_a_result_of_the_schema() -> None:
     assert found.models is not None
     assert {model.name for model in found.models.shipped} == {"small", "tiny"}
     assert min(found.models.memory, found.models.cache.free, found.models.runs.free) > 0
+    assert found.fits is not None
+    assert (found.fits[0].device, found.fits[0].bytes) == ("cpu", found.models.memory)
     assert {each.name for each in found.packages} >= {"torch", "numba", "math-verify"}
 
 

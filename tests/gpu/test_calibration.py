@@ -10,7 +10,7 @@ from support.loud import loud
 from support.replays import replay
 
 from sparrow import models, ops
-from sparrow.calibration.replay import Job, Prompt, arm, roll_out, variant_of
+from sparrow.calibration.replay import Prompt, RolloutJob, make_arm, roll_out, variant_of
 from sparrow.engine import Engine
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
@@ -60,12 +60,12 @@ def test_bounds_bracket_acceptance_of_a_large_vocabulary(dtype: torch.dtype) -> 
 
 
 def test_the_engine_strays_as_a_replay_says(model: models.Decoder) -> None:
-    own = arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
+    own = make_arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
     assert own.schedule is not None
     engine = Engine(model, rule=Rule.of(own.schedule), max_running=4, max_context=512)
     given = Prompt(number=0, name="given", ids=tuple(PROMPT))
     params = SamplingParams(max_tokens=100, seed=5, ignore_eos=True)
-    ((_, found),) = roll_out(engine, [Job(own, given, params)])
+    ((_, found),) = roll_out(engine, [RolloutJob(own, given, params)])
     again = replay(model, PROMPT, found.ids[len(PROMPT) :].tolist(), own.schedule)
     np.testing.assert_allclose(found.alpha, again.alpha[1:], atol=0.02)
     assert found.alpha.min() < 0.95

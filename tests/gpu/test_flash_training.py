@@ -11,7 +11,7 @@ from sparrow import ops
 from sparrow.models.attention import Packed
 from sparrow.models.decoder import Attention
 from sparrow.schema.episode import Document
-from sparrow.training.packing import Flash, attention_of, pack
+from sparrow.training.packing import Flash, pack, packed_attention
 
 SCALE = 0.125
 PARTS = ("out", "q", "k", "v")
@@ -130,6 +130,6 @@ def test_a_document_sees_itself_alone() -> None:
 def test_which_attention_a_pack_gets() -> None:
     documents = [Document(ids=[1, 2, 3], prompt=1), Document(ids=[4, 5], prompt=1)]
     here, there = pack(documents), pack(documents).to(torch.device("cuda"))
-    assert isinstance(attention_of(there, torch.bfloat16), Flash)
-    assert isinstance(attention_of(there, torch.float32), Packed)
-    assert isinstance(attention_of(here, torch.bfloat16), Packed)
+    assert isinstance(packed_attention(there, torch.bfloat16), Flash)
+    assert isinstance(packed_attention(there, torch.float32), Packed)
+    assert isinstance(packed_attention(here, torch.bfloat16), Packed)

@@ -90,7 +90,7 @@ def test_log_prob_gradients_with_16_bit_factors() -> None:
     def run(dtype: torch.dtype, ours: bool) -> list[torch.Tensor]:
         leaves = [x.bfloat16().to(dtype).requires_grad_() for x in (hidden, head)]
         if ours:
-            logprob = ops.token_stats(*leaves, ids, chunk=128).logprob
+            logprob = ops.token_stats(leaves[0], leaves[1], ids, chunk=128).logprob
         else:
             logprob = (leaves[0] @ leaves[1].T).log_softmax(1).gather(1, ids[:, None]).squeeze(1)
         logprob.backward(back.to(logprob.dtype))
@@ -127,7 +127,7 @@ def test_the_trainer_reads_what_the_engine_drew(budget: int | None) -> None:
         )
         for one in done
     ]
-    found = own.read(batch, [one.hidden for one in done])
+    found = own.score(batch, [one.hidden for one in done])
     alpha = np.concatenate([one.alpha for one in found if one.alpha is not None])
     apart = np.concatenate(
         [np.abs(r.logprob - one.logprobs) for r, one in zip(found, done, strict=True)]

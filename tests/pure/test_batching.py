@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparrow.training.batching import MicroBatch, micro_batches, rank_batches, shares
+from sparrow.training.batching import MicroBatch, micro_batches, rank_batches, split_by_rank
 
 
 def test_longest_first_each_into_the_fullest_that_has_room() -> None:
@@ -13,13 +13,13 @@ def test_longest_first_each_into_the_fullest_that_has_room() -> None:
 
 def test_ranks_have_about_equally_many_tokens() -> None:
     """9 | 8; then 5 to the 8, 4 to the 9, 2 to 13 tokens, the first of two."""
-    assert shares([4, 9, 2, 8, 5], ranks=2) == [[0, 1, 2], [3, 4]]
-    assert shares([4], ranks=3) == [[0], [], []]
+    assert split_by_rank([4, 9, 2, 8, 5], ranks=2) == [[0, 1, 2], [3, 4]]
+    assert split_by_rank([4], ranks=3) == [[0], [], []]
 
 
 def test_what_a_rank_must_have_it_gets_and_the_others_make_up_for_it() -> None:
-    assert shares([9, 2, 3, 4], ranks=2, owners={0: 1}) == [[1, 2, 3], [0]]
-    assert shares([9, 9], ranks=2, owners={0: 1, 1: 1}) == [[], [0, 1]]
+    assert split_by_rank([9, 2, 3, 4], ranks=2, owners={0: 1}) == [[1, 2, 3], [0]]
+    assert split_by_rank([9, 9], ranks=2, owners={0: 1, 1: 1}) == [[], [0, 1]]
 
 
 def test_every_rank_has_equally_many_micro_batches() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sparrow.benchmarks import doctor
-from sparrow.benchmarks.doctor import CORE, OPTIONAL, Package, last_words, package_state, verdict
+from sparrow.benchmarks.doctor import CORE, OPTIONAL, Package, failure, package_state, verdict
 from sparrow.schema.doctor import (
     Broken,
     Disk,
@@ -76,7 +76,7 @@ def test_how_to_get_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert install(browser) == wanted
 
 
-def test_last_words_the_driver_and_the_disk(tmp_path: Path) -> None:
+def test_failure_the_driver_and_the_disk(tmp_path: Path) -> None:
     assert doctor.driver(tmp_path) is None
     (tmp_path / "driver/nvidia").mkdir(parents=True)
     for text, version in (
@@ -91,9 +91,9 @@ def test_last_words_the_driver_and_the_disk(tmp_path: Path) -> None:
         os.access(tmp_path, os.W_OK),
     )
     assert later.free > 0
-    assert last_words("Traceback\n  line\nOSError: no lib\n\n", 1) == "OSError: no lib"
-    assert last_words("", -11) == "the process was killed by SIGSEGV"
-    assert last_words("", 3) == "the process ended with exit code 3"
+    assert failure("Traceback\n  line\nOSError: no lib\n\n", 1) == "OSError: no lib"
+    assert failure("", -11) == "the process was killed by SIGSEGV"
+    assert failure("", 3) == "the process exited with code 3"
 
 
 def package(name: str = "torch", **changes: Any) -> PackageState:
@@ -153,7 +153,7 @@ def test_what_keeps_the_core_from_working() -> None:
         "no lib": {"broken": Broken(stage="torch", why="no lib"), "torch": None, "gpus": None},
         "self-test": {"self_test": SelfTest(passed=False, tokens=24, seconds=1.0)},
         "wrong by 2": {"kernels": [kernel("cpu", passed=False, error=2.0)]},
-        "broke: x": {"broken": Broken(stage="kernels", why="x"), "kernels": None},
+        "crashed: x": {"broken": Broken(stage="kernels", why="x"), "kernels": None},
         "tiny": {"models": MODELS.replace(shipped=[model("tiny", whole=False)])},
     }
     for said, changes in cases.items():

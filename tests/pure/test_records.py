@@ -99,7 +99,7 @@ class TestArrays:
         with pytest.raises(ValueError, match="read-only"):
             record.ids[0] = 1
         with pytest.raises(ValidationError, match="frozen"):
-            record.ids = ids  # type: ignore[misc]
+            record.ids = ids
         for again in (record, copy.copy(record), copy.deepcopy(record)):
             duplicate = pickle.loads(pickle.dumps(again))
             assert duplicate == record

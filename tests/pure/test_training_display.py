@@ -47,8 +47,24 @@ def test_plain_lines() -> None:
         "     3    0.250   0.500      812   0.871      512       6.0      0.75      10.0",
         "gate: budget  [31mof bin 2 [0m [bold]raised[/]  to 768",
         "     4        -       -    20480       -        -         -       nan       2.5",
+        "p05 -: no token was measured (gate.mode, gate.sample)",
         "     5        -       -  2.5e+09       -        -         -         -       0.0",
     ]
+
+
+def test_p05_is_pooled_while_no_bin_has_enough_tokens() -> None:
+    """With how many tokens it is of, said once."""
+    file = io.StringIO()
+    pooled = {"sparse/accept_p05": 0.9123, "sparse/accept_tokens": 312.0}
+    short = {name: value for name, value in METRICS.items() if name != "sparse/accept_p05_min"}
+    with Display(Console(file=file, width=40), steps=3, first=0, header=[]) as display:
+        display.step(short | pooled)
+        display.step(short | pooled)
+        display.step(METRICS | pooled)
+    _, first, note, second, third = file.getvalue().splitlines()
+    assert first.split()[4] == second.split()[4] == "~0.912"
+    assert "n = 312" in note
+    assert third.split()[4] == "0.871"
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,11 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from sparrow.ops import PageLists, kernels
 from sparrow.ops.dispatch import settled_weights
+from sparrow.ops.kernels import attend_decode as decode_kernels
+from sparrow.ops.kernels import attend_prefill as prefill_kernels
+from sparrow.ops.kernels import layers as layer_kernels
+from sparrow.ops.kernels import pages as page_kernels
+from sparrow.ops.kernels import sampling as sampling_kernels
 from sparrow.ops.reference.sampling import Draws
 from sparrow.ops.types import RowState
 from sparrow.sparse.compile import launch
@@ -123,8 +128,8 @@ ints = partial(empty, dtype=torch.int32)
 def select() -> None:
     for pages, mass in ((200, None), (512, None), (2048, 0.9), (32768, None), (32768, 0.9)):
         scores = empty(32, 8, pages, dtype=torch.float32)
-        kernels.pages.select_pages(scores, ints(32), ints(32), page=16, mass=mass)
-    kernels.pages.select_pages(scores[..., :512], ints(32), ints(32, 8), page=16)
+        page_kernels.select_pages(scores, ints(32), ints(32), page=16, mass=mass)
+    page_kernels.select_pages(scores[..., :512], ints(32), ints(32, 8), page=16)
 
 
 def attend_decode() -> None:
@@ -140,33 +145,33 @@ def attend_decode() -> None:
     ):
         pool, q = empty(1000, 8, 16, size, **dtype), empty(rows, 8 * group, size, **dtype)
         where = ints(rows, width), ints(rows), listed
-        kernels.attend_decode.attend_decode(q, pool, pool, *where, scale=1)
+        decode_kernels.attend_decode(q, pool, pool, *where, scale=1)
 
 
 def attend_prefill() -> None:
     for size, group in ((128, 2), (64, 5), (256, 2), (80, 2)):
         pool = empty(1000, 8, 16, size)
-        kernels.attend_prefill.attend_causal_paged(
+        prefill_kernels.attend_causal_paged(
             empty(900, 8 * group, size), pool, pool, ints(4, 200), ints(4), ints(5), scale=1.0
         )
 
 
 def store() -> None:
     pool, tokens = empty(1000, 8, 16, 128), empty(32, 8, 128)
-    kernels.pages.write_pages(pool, pool, tokens, tokens, ints(32))
+    page_kernels.write_pages(pool, pool, tokens, tokens, ints(32))
 
 
 def heads() -> None:
     angles = empty(32, 64, dtype=torch.float32)
     for norm in (empty(128), None):
-        kernels.layers.split_heads(
+        layer_kernels.split_heads(
             empty(32, 32 * 128), angles, angles, norm, norm, kv_heads=8, eps=1e-6
         )
 
 
 def linear() -> None:
     """Qwen3-1.7B's products; few rows are cut along the depth too."""
-    module = kernels.layers
+    module = layer_kernels
     with settled_weights():
         for rows in (1, 32):
             x, norm = empty(rows, 2048), empty(2048)
@@ -180,16 +185,16 @@ def linear() -> None:
 def rows() -> None:
     whole = ints(48, dtype=torch.int64)
     state = RowState(whole, whole, whole, whole, empty(48, dtype=torch.float32), ints(48, 2048))
-    kernels.sampling.step_inputs(ints(32), state, page=16, width=2048)
+    sampling_kernels.step_inputs(ints(32), state, page=16, width=2048)
     floats = empty(32, dtype=torch.float32)
     draws = Draws(whole[:32], floats, floats, empty(32, dtype=torch.bool))
     for advance in (False, True):
-        kernels.sampling.step_outputs(ints(32), draws, state, advance=advance)
+        sampling_kernels.step_outputs(ints(32), draws, state, advance=advance)
 
 
 def sample() -> None:
     whole, floats = ints(32, dtype=torch.int64), empty(32, dtype=torch.float32)
-    kernels.sampling.sample(empty(32, 151_936, dtype=torch.float32), whole, whole, floats)
+    sampling_kernels.sample(empty(32, 151_936, dtype=torch.float32), whole, whole, floats)
 
 
 def flows() -> None:

@@ -108,7 +108,7 @@ def count_prefill(engine: Engine) -> list[list[Chunk]]:
         seen.append(list(chunks))
         inner(chunks)
 
-    engine.runner.prefill = prefill  # type: ignore[method-assign]
+    engine.runner.prefill = prefill
     return seen
 
 

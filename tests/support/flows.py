@@ -13,7 +13,7 @@ from sparrow import ops
 from sparrow.sparse import flows as lang
 from sparrow.sparse.flows import Flow, interpret, library
 from sparrow.sparse.flows.flow import Program, trace
-from sparrow.sparse.flows.interpret import Scene
+from sparrow.sparse.flows.interpret import ScoreContext
 from sparrow.sparse.rule import Rule
 
 LAYERS, LAYER = 2, 1
@@ -167,7 +167,7 @@ class Bed(NamedTuple):
 
     def scores(self) -> Tensor:
         """By definition; the state of the cache moves on."""
-        scene = Scene(lengths=self.lengths_B, layer=LAYER)
+        scene = ScoreContext(lengths=self.lengths_B, layer=LAYER)
         given = (self.q_BHD, self.table_BM, scene, self.rows_B)
         return interpret.score_cache(self.program, self.defined, *given)
 

@@ -244,7 +244,7 @@ def check_write(
             for _ in range(3)
         )
         places = slots.to(integer)
-        write_pages.definition(*expected, k, v, places)
+        write_pages.definition(expected[0], expected[1], k, v, places)
         assert module.supports("write_pages", *whole, k, v, places)
         module.write_pages(*whole, k, v, places)
         module.write_pages(*whole, k[:0], v[:0], places[:0])

@@ -75,4 +75,4 @@ def pretend(
     named = {f"{rate:g}": final for rate, final in (finals or {}).items()}
     (folder / "finals.json").write_text(json.dumps(named), encoding="utf-8")
     patch.chdir(folder)
-    patch.setattr("sparrow_recipes.study.running.LOOK_EVERY", 0.02)
+    patch.setattr("sparrow_recipes.study.running.POLL_SECONDS", 0.02)

@@ -8,7 +8,7 @@ from typing import Any
 from sparrow.files import add_digest_line, sealed, write_document
 from sparrow.schema.base import to_dict
 from sparrow.schema.schedule import Schedule
-from tests.support import surfaces
+from support import surfaces
 
 Plain = dict[str, Any]
 SETTINGS = """
@@ -55,13 +55,15 @@ def step(number: int, **changes: float | None) -> Plain:
     }
 
 
-def validation(step: int, value: float, half: float = 0.1) -> Plain:
-    stem = "val-core/assignments/acc"
+def validation(step: int, value: float, half: float = 0.1, **shares: float) -> Plain:
+    """Accuracy with its interval; `shares`: of answers right, cut_off and wrong."""
+    source = "val-core/assignments"
     return {
         "step": step,
-        f"{stem}/mean@2": value,
-        f"{stem}/low": value - half,
-        f"{stem}/high": value + half,
+        f"{source}/acc/mean@2": value,
+        f"{source}/acc/low": value - half,
+        f"{source}/acc/high": value + half,
+        **{f"{source}/{name}": share for name, share in shares.items()},
     }
 
 
@@ -69,7 +71,9 @@ def training(folder: Path, *, steps: int = 12, after: float = 0.9, seed: int = 0
     """A sparse training run that learnt."""
     folder.mkdir(parents=True)
     write_lines(folder / "metrics.jsonl", [step(number) for number in range(steps)])
-    write_lines(folder / "validation.jsonl", [validation(0, 0.55), validation(steps, after)])
+    first = validation(0, 0.55, right=0.55, cut_off=0.4, wrong=0.05)
+    last = validation(steps, after, right=after, cut_off=0.0, wrong=1 - after)
+    write_lines(folder / "validation.jsonl", [first, last])
     action = {"step": 3, "kind": "raise", "reason": "p05 0.80 [0.75, 0.84] at 96 to 192"}
     changed = {"step": 4, "kind": "changed", "reason": "run.steps 6 -> 12"}
     write_lines(folder / "actions.jsonl", [action, changed])

@@ -16,7 +16,7 @@ from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
 from sparrow.training.learner import Learner
 from sparrow.training.objectives.surrogates import Objective, Surrogate, Terms, ppo, token_mean
-from sparrow.training.policy import Policy, shard, whole
+from sparrow.training.policy import Policy, full_tensor, shard
 from sparrow.training.world import World
 from support.samples import batch, sample, small_model
 
@@ -38,7 +38,7 @@ def learner(
 
 def ready(samples: Sequence[TrainSample]) -> list[TrainSample]:
     """With what the initial policy, in one process, says of them as pi_old."""
-    found = learner(World(), tokens=1).read(samples)
+    found = learner(World(), tokens=1).score(samples)
     done = []
     for one, read in zip(samples, found, strict=True):
         old = np.zeros(len(one), np.float32)
@@ -69,6 +69,8 @@ def everything(world: World, folder: Path) -> dict[str, Any]:
         },
         "updates": updates(world),
         "skipped": skipping(world),
+        "no signal": without_signal(world),
+        "kl": regularised(world),
         "state": stating(world),
         "restored": going_on(world, torch.load(folder / "alone.pt", weights_only=False)),
     }
@@ -91,7 +93,7 @@ def reading(world: World) -> list[tuple[np.ndarray, ...]]:
     ]
     told: list[tuple[int, int]] = []
     own = learner(world)
-    found = own.read(samples, actors, on_batch=lambda *done: told.append(done))
+    found = own.score(samples, actors, on_batch=lambda *done: told.append(done))
     assert told[-1][0] == told[-1][1]
     assert world.size == 1 or told[-1][1] < len(samples)
     return [tuple(one) for one in found]
@@ -102,7 +104,7 @@ def gradients(world: World, tokens: int, count: int, recompute: bool) -> Arrays:
     samples = ready(batch(count))
     sums = own._gradients(samples, ones(samples), PPO, None)
     found = {
-        name: whole(weight.grad).clone()
+        name: full_tensor(weight.grad).clone()
         for name, weight in own.policy.model.named_parameters()
         if weight.grad is not None
     }
@@ -128,6 +130,26 @@ def skipping(world: World) -> dict[str, Any]:
     same = all(torch.equal(before[name], weight) for name, weight in own.named_weights().items())
     after = own.update(samples, ones(samples), PPO)
     return {"skipped": [one.skipped for one in stats], "same": same, "after": after.skipped}
+
+
+def without_signal(world: World) -> dict[str, bool]:
+    """Whether an update without any advantage leaves the weights, after one with."""
+    own = learner(world)
+    samples = ready(batch())
+    own.update(samples, ones(samples), PPO)
+    before = {name: weight.clone() for name, weight in own.named_weights().items()}
+    stats = own.update([one.replace(advantage=0.0) for one in samples], ones(samples), PPO)
+    same = all(torch.equal(before[name], weight) for name, weight in own.named_weights().items())
+    return {"no signal": stats.no_signal, "same": same}
+
+
+def regularised(world: World) -> dict[str, Any]:
+    """An update with a KL term; the reference model is whole on every rank."""
+    own, samples = learner(world), ready(batch())
+    reference = Policy(small_model(seed=9).requires_grad_(False))
+    references = [one.logprob for one in own.score(samples, policy=reference)]
+    stats = own.update(samples, ones(samples), replace(PPO, kl=0.5), references=references)
+    return {"references": references, "kl": stats.kl_reference, "gradient": stats.gradient}
 
 
 def far(terms: Terms) -> Surrogate:
@@ -167,8 +189,8 @@ def rounding(world: World) -> dict[str, Any]:
     """In 16 bits shards round as one process does; the weights stay float32 whatever was done."""
     samples = [sample(30 + rank, 9, seed=rank) for rank in range(world.size)]
     sharded = learner(world, tokens=1, dtype=torch.bfloat16)
-    found = sharded.read(samples)
-    alone = learner(World(), tokens=1, dtype=torch.bfloat16).read(samples)
+    found = sharded.score(samples)
+    alone = learner(World(), tokens=1, dtype=torch.bfloat16).score(samples)
     kinds = {str(weight.dtype) for weight in sharded.named_weights().values()}
     equal = [np.array_equal(a.logprob, b.logprob) for a, b in zip(found, alone, strict=True)]
     return {"equal": equal, "kinds": kinds}
@@ -185,9 +207,9 @@ def failing(world: World) -> dict[str, str]:
         raise ValueError("no space")
 
     return {
-        "second": heard(lambda: world.together(break_second)),
-        "first": heard(lambda: world.only_first(break_first)),
-        "none": heard(lambda: world.only_first(lambda: world.rank + 7)),
+        "second": heard(lambda: world.on_all_ranks(break_second)),
+        "first": heard(lambda: world.on_first_rank(break_first)),
+        "none": heard(lambda: world.on_first_rank(lambda: world.rank + 7)),
     }
 
 
@@ -198,9 +220,9 @@ def meeting(world: World) -> dict[str, str]:
         distributed.recv(torch.zeros(1), 0)  # it has waited long enough
         return {}
     impatient = replace(world, group=group, deadline=timedelta(seconds=1))
-    late = heard(lambda: impatient.collect(1))
+    late = heard(lambda: impatient.all_gather(1))
     distributed.send(torch.zeros(1), 1)
-    return {"late": late, "ended": heard(lambda: world.collect(1))}
+    return {"late": late, "ended": heard(lambda: world.all_gather(1))}
 
 
 def heard(work: Callable[[], Any]) -> str:

@@ -6,13 +6,13 @@ from typing import Any
 
 from sparrow.files import write_document
 from sparrow.schema.schedule import Schedule
-from tests.support.run_folders import write_lines
+from support.run_folders import write_lines
 
 Plain = dict[str, Any]
 SOURCE = "assignments"
 
 
-def arm(name: str, role: str = "arm", kind: str = "target", **changes: Any) -> Plain:
+def make_arm(name: str, role: str = "arm", kind: str = "target", **changes: Any) -> Plain:
     """One arm of a design; three seeds with the common correction."""
     return {
         "name": name,
@@ -27,10 +27,16 @@ def arm(name: str, role: str = "arm", kind: str = "target", **changes: Any) -> P
     }
 
 
-def evaluation(step: int, accuracy: float | None, median: float | None = 1000.0) -> Plain:
+def evaluation(
+    step: int,
+    accuracy: float | None,
+    median: float | None = 1000.0,
+    cut_off: float | None = None,
+) -> Plain:
     accuracies = {"mean@1": accuracy, "low": 0.0, "high": 1.0}
-    own = {f"val-core/{SOURCE}/acc/{name}": value for name, value in accuracies.items()}
-    return {"step": step, **own, f"val-aux/{SOURCE}/length/median": median}
+    core = {f"val-core/{SOURCE}/acc/{name}": value for name, value in accuracies.items()}
+    aux = {"length/median": median, "cut_off": cut_off}
+    return {"step": step, **core, **{f"val-aux/{SOURCE}/{name}": aux[name] for name in aux}}
 
 
 def step(number: int, bins: Mapping[int, float], **changes: float | None) -> Plain:
@@ -133,7 +139,7 @@ def ran(folder: Path, runs: Mapping[str, Sequence[Sequence[float]]], **changes: 
         own, role, *target = name.split()
         extra = known.get(role, {"kind": "dense"})
         goal = float(target[0]) if target else None
-        arms.append(arm(own, role, target=goal, seeds=[*range(len(runs[name]))], **extra))
+        arms.append(make_arm(own, role, target=goal, seeds=[*range(len(runs[name]))], **extra))
     study(folder, arms, **changes)
     for made, cells in zip(arms, runs.values(), strict=True):
         p05 = made["target"] or (0.4 if made["role"] == "collapses" else 0.99)

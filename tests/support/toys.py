@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparrow.dataflow import checkpoints as states
-from sparrow.dataflow.episodes import Actor, single_turn, trajectory_of
+from sparrow.dataflow.episodes import Actor, build_trajectory, single_turn
 from sparrow.schema.episode import Trajectory
 from sparrow.tasks.base import Example, encode
 from sparrow.training.objectives.surrogates import Surrogate, Terms, ppo
@@ -54,7 +54,7 @@ async def two_turns(actor: Actor, example: Example) -> list[Trajectory]:
         )
         text = actor.decode([*first.token_ids.tolist(), *second.token_ids.tolist()])
         verdict = await noisy(example, text)
-        found.append(trajectory_of(example.id, [first, second], verdict, text))
+        found.append(build_trajectory(example.id, [first, second], verdict, text))
     return found
 
 
@@ -82,7 +82,7 @@ def _watch_checkpoints() -> None:
             _at("checkpoint", int(Path(file.name).parent.name.split(".")[1].removeprefix("step_")))
         inner(file)
 
-    states.sync = sync  # type: ignore[assignment]
+    states.sync = sync
 
 
 if "SPARROW_TOY" in os.environ and "pytest" not in sys.modules:

@@ -10,7 +10,7 @@ import torch
 
 from sparrow import models
 from sparrow.dataflow.local.loop import train
-from sparrow.dataflow.local.messages import Nobody, Watcher
+from sparrow.dataflow.local.messages import Callbacks, NoCallbacks
 from sparrow.dataflow.local.run import Run, open_run
 from sparrow.files import read_lines as lines
 from sparrow.schema.train import TrainConfig
@@ -71,7 +71,7 @@ def config(model: Path, folder: Path, **changes: Mapping[str, Any]) -> TrainConf
     return TrainConfig.model_validate_json(json.dumps(settings(model, folder, **changes)))
 
 
-class Hears(Nobody):
+class Hears(NoCallbacks):
     """A watcher that remembers what it was told."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ async def noisy(example: Example, text: str) -> Verdict:
     return Verdict(score=number % 7 / 6, acc=float(number % 2), reason="noise")
 
 
-def trained(chosen: TrainConfig, *, watch: Watcher | None = None, **parts: Any) -> Run:
+def trained(chosen: TrainConfig, *, watch: Callbacks | None = None, **parts: Any) -> Run:
     """A run after its last step, closed."""
     with open_run(chosen, **{"judge": noisy, **parts}, watch=watch) as run:
         train(run)

@@ -1,4 +1,4 @@
-"""One cell of a study: a run of `sparrow train`, with its tail measured before and after it."""
+"""A cell of a study: a training run, with acceptance p05 measured before and after it."""
 
 import shutil
 import time
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparrow.dataflow.local.loop import train
-from sparrow.dataflow.local.messages import Diverged, Watcher
+from sparrow.dataflow.local.messages import Callbacks, Diverged
 from sparrow.dataflow.local.metrics import LEAST, UNCERTAIN, p05
 from sparrow.dataflow.local.run import Run, open_run
 from sparrow.dataflow.stopping import Stopping
@@ -22,7 +22,7 @@ from sparrow_recipes.study.design import END, Cell, Study
 from sparrow_recipes.study.files import CellEnd, CellTail, TailBin
 
 START, TAIL = "start.json", "tail.json"
-PLACE = 500_000  # where the probe's rows begin, the same for all runs of a seed; far from training
+PROBE_ROW = 500_000  # first row of the probe, the same for all runs of a seed; not trained on
 
 
 def run_cell(
@@ -30,24 +30,23 @@ def run_cell(
     cell: Cell,
     rate: float,
     *,
-    watch: Watcher | None = None,
+    callbacks: Callbacks | None = None,
     stopping: Stopping | None = None,
     report: Report | None = None,
 ) -> None:
-    """Train the cell to its end, or go on; raises Stopped where it is to end before.
+    """Train or resume the cell to its end; raises Stopped on a graceful shutdown.
 
-    A run that diverges has an outcome too. Everything else that goes wrong is raised, and the cell
-    is not ended.
+    A run that diverges is an outcome too. Every other error is raised, and the cell has not ended.
     """
     if study.ended(cell):
         return
     begun, folder = time.monotonic(), study.folder_of(cell)
-    if (folder / MODEL).exists():  # killed after its training: that ends once more, as it did
+    if (folder / MODEL).exists():  # killed after training: write the model again
         shutil.rmtree(folder / MODEL)
-    run = open_run(study.training(cell, rate), watch=watch, stopping=stopping, report=report)
+    run = open_run(study.training(cell, rate), watch=callbacks, stopping=stopping, report=report)
 
     def measure_tail(name: str) -> None:
-        run.watch.phase(f"measuring the tail: {name}")
+        run.callbacks.phase(f"measuring the tail: {name}")
         probe(run, study.config.probe, study.config.surface.bin).save(folder / name)
 
     diverged = ""
@@ -68,46 +67,47 @@ def run_cell(
     ).save(folder / END)
 
 
-def probe(run: Run, wanted: ProbeConfig, width: int) -> CellTail:
-    """p05 by bin of `width` tokens with the weights and the schedule of now; nothing is learnt."""
+def probe(run: Run, config: ProbeConfig, width: int) -> CellTail:
+    """Measure p05 by bins of `width` tokens with the current weights and schedule; no update."""
     request = run.request().replace(
-        position=PLACE,
-        prompts=wanted.prompts,
-        samples=wanted.samples,
-        watched=wanted.prompts * wanted.samples,
+        position=PROBE_ROW,
+        prompts=config.prompts,
+        samples=config.samples,
+        watched=config.prompts * config.samples,
     )
-    batch = run.learner.read(run.rollout.play(request))
+    batch = run.learner.score(run.rollout.generate(request))
     schedule = run.gate.schedule
     return CellTail(
         step=run.step,
         schedule="dense" if schedule is None else schedule.name,
-        entropy=float(np.concatenate([one.entropy for one in batch.reads]).mean()),
-        length=float(np.mean([len(one.lengths) for one in batch.readings])),
-        bins=tuple(bins_of(batch.readings, width)),
+        entropy=float(np.concatenate([scores.entropy for scores in batch.scores]).mean()),
+        length=float(np.mean([len(reading.lengths) for reading in batch.readings])),
+        bins=tuple(tail_bins(batch.readings, width)),
     )
 
 
-def bins_of(readings: Sequence[Reading], width: int) -> list[TailBin]:
-    """p05 with its interval over prompts in every bin with tokens enough, and of unsure tokens."""
-    last = max((int(one.lengths.max()) for one in readings if len(one.lengths)), default=-1)
+def tail_bins(readings: Sequence[Reading], width: int) -> list[TailBin]:
+    """p05 with its interval over prompts in every bin with enough tokens."""
+    last = max((int(r.lengths.max()) for r in readings if len(r.lengths)), default=-1)
     starts = range(0, last + 1, width)
-    return [own for start in starts if (own := _bin(readings, start, start + width)) is not None]
+    bins = (_bin(readings, start, start + width) for start in starts)
+    return [tail for tail in bins if tail is not None]
 
 
 def _bin(readings: Sequence[Reading], start: int, stop: int) -> TailBin | None:
     by_prompt: dict[str, list[Float32Array]] = {}
-    unsure: list[Float32Array] = []
-    for one in readings:
-        inside = (one.lengths >= start) & (one.lengths < stop)
+    uncertain: list[Float32Array] = []
+    for reading in readings:
+        inside = (reading.lengths >= start) & (reading.lengths < stop)
         if inside.any():
-            assert one.entropy is not None
-            by_prompt.setdefault(one.prompt, []).append(one.alpha[inside])
-            unsure.append(one.alpha[inside & (one.entropy > UNCERTAIN)])
+            assert reading.entropy is not None
+            by_prompt.setdefault(reading.prompt, []).append(reading.alpha[inside])
+            uncertain.append(reading.alpha[inside & (reading.entropy > UNCERTAIN)])
     prompts = [np.concatenate(parts) for parts in by_prompt.values()]
     tokens = sum(map(len, prompts))
     if tokens < LEAST:
         return None
-    tail, doubtful = quantile_interval(prompts, TAIL_SHARE), np.concatenate(unsure)
+    tail, alpha = quantile_interval(prompts, TAIL_SHARE), np.concatenate(uncertain)
     return TailBin(
         start=start,
         stop=stop,
@@ -116,6 +116,6 @@ def _bin(readings: Sequence[Reading], start: int, stop: int) -> TailBin | None:
         p05=tail.value,
         low=tail.low,
         high=tail.high,
-        uncertain=len(doubtful),
-        p05_uncertain=p05(doubtful) if len(doubtful) else None,
+        uncertain=len(alpha),
+        p05_uncertain=p05(alpha) if len(alpha) else None,
     )

@@ -16,21 +16,21 @@ from sparrow_recipes.study.design import Study
 def study(
     config: StudyConfig,
     *,
-    dry_run: Annotated[bool, "Only show the arms, seeds and what is done already."] = False,
+    dry_run: Annotated[bool, "Only show the arms, the seeds and their state."] = False,
     plan: Annotated[bool, "Only calibrate, and plan the schedules of the arms."] = False,
     cell: Annotated[
         str | None,
         "Only this run, in this process: to spread a study over machines that share the folder. "
         "Plan first.",
     ] = None,
-    report: Annotated[bool, "Only write the report of what is there."] = False,
+    report: Annotated[bool, "Only write the report of the runs so far."] = False,
 ) -> None:
-    """Ask where sparse rollouts begin to hurt: train arms of different p05, with controls, and see.
+    """Measure where sparse rollouts begin to hurt: train arms of different p05, with controls.
 
     Schedules are planned for each target; dense is the baseline; a control that must collapse and
-    one that must not move say whether the study can tell anything. Every arm and seed is a run of
-    `sparrow train` in a process of its own. Stopped and started again, it goes on. tiny and
-    small are shipped, recipes/sparrow_recipes/study/config.py lists every setting. Prints the
+    one that must not change show whether the study is able to find an effect. Every arm and seed is
+    a training run in its own process. The same command resumes a stopped study. tiny and small are
+    shipped, recipes/sparrow_recipes/study/config.py lists every setting. Prints the
     report's file.
 
     For example:
@@ -45,20 +45,20 @@ def study(
 
     die_with_parent()
     parts = {"--plan": plan, "--cell": cell, "--report": report, "--dry-run": dry_run}
-    chosen = [name for name, given in parts.items() if given]
+    chosen = [name for name, value in parts.items() if value]
     if len(chosen) > 1:
-        raise ValueError(f"{' and '.join(chosen)}: give one of them")
-    command, made = shlex.join(["sparrow", *sys.argv[1:]]), Study(config)
+        raise ValueError(f"{' and '.join(chosen)}: give only one of them")
+    command, planned = shlex.join(["sparrow", *sys.argv[1:]]), Study(config)
     if dry_run:
-        _show(made)
+        _show(planned)
     elif plan:
-        _plan(made, command)
+        _plan(planned, command)
     elif cell is not None:
-        _cell(made, cell, command)
+        _cell(planned, cell, command)
     else:
         if not report:
             _conduct(config, command)
-        _write(made)
+        _write(planned)
 
 
 def _show(study: Study) -> None:
@@ -70,10 +70,10 @@ def _show(study: Study) -> None:
     table = Table("arm", "rollout", "role", "rate", "corrections", "seeds: state")
     for arm in config.arms:
         cells = [f"{cell.seed}: {states[cell.name]}" for cell in study.cells if cell.arm == arm]
-        used = train.algorithm.corrections if arm.corrections is None else arm.corrections
-        corrections = ", ".join(choice.use for choice in used) or "none"
-        own_rate = f"{rate if arm.rate is None else arm.rate:g}"
-        table.add_row(arm.name, _rollout(arm), arm.role, own_rate, corrections, ", ".join(cells))
+        choices = train.algorithm.corrections if arm.corrections is None else arm.corrections
+        corrections = ", ".join(choice.use for choice in choices) or "none"
+        arm_rate = f"{rate if arm.rate is None else arm.rate:g}"
+        table.add_row(arm.name, _rollout(arm), arm.role, arm_rate, corrections, ", ".join(cells))
     console.print(table)
     console.print(
         f"{len(study.cells)} runs of {train.run.steps} steps, {train.rollout.prompts} prompts x "
@@ -85,7 +85,7 @@ def _show(study: Study) -> None:
 
 
 def _rollout(arm: ArmConfig) -> str:
-    """How an arm attends, for people."""
+    """Describe the attention of an arm."""
     return {
         "dense": "dense",
         "target": f"planned for p05 {arm.target}",
@@ -112,7 +112,7 @@ def _cell(study: Study, name: str, command: str) -> None:
 
     chosen = study.cell(name)
     if not chosen.arm.dense and not study.plan_of(chosen.arm).exists():
-        raise ValueError(f"{study.plan_of(chosen.arm)} is not there: run with --plan first")
+        raise ValueError(f"{study.plan_of(chosen.arm)} does not exist: run with --plan first")
     prepare(study, command)
     with Stopping() as stopping:
         try:
@@ -126,7 +126,7 @@ def _cell(study: Study, name: str, command: str) -> None:
 
 
 def _conduct(config: StudyConfig, command: str) -> None:
-    """Run what is left; a line says what runs and how far it is."""
+    """Run the remaining jobs, with a status line."""
     from sparrow.dataflow.stopping import Stopping
     from sparrow_recipes.study.running import JobFailed
     from sparrow_recipes.study.stages import NoRate, conduct, open_study, state_of
@@ -138,21 +138,21 @@ def _conduct(config: StudyConfig, command: str) -> None:
         line = f"[dim]{time.monotonic() - begun:6.0f} s[/] {plain(text)}"
         notes.print(line, highlight=False, markup=True)
 
-    def look(running: Sequence[str]) -> None:
+    def show(running: Sequence[str]) -> None:
         states = state_of(study)
         done = sum(state in ("done", "diverged") for state in states.values())
-        each = ", ".join(f"{name} ({states.get(name, 'measuring')})" for name in running)
-        status.update(plain(f"{done} of {len(states)} runs done; {each}"))
+        jobs = ", ".join(f"{name} ({states.get(name, 'measuring')})" for name in running)
+        status.update(plain(f"{done} of {len(states)} runs done; {jobs}"))
 
     try:
-        with closing(lock), Stopping() as stopping, notes.status("begins") as status:
-            ended = conduct(study, command, stop=lambda: stopping.wanted, event=event, look=look)
+        with closing(lock), Stopping() as stopping, notes.status("starting") as status:
+            ended = conduct(study, command, stop=lambda: stopping.requested, event=event, show=show)
     except (JobFailed, NoRate) as error:
-        goes_on = "\nonce the reason is gone, the same command goes on"
-        alert("error:", f"{error}{goes_on if isinstance(error, JobFailed) else ''}")
+        resume = "\nonce this is fixed, the same command resumes"
+        alert("error:", f"{error}{resume if isinstance(error, JobFailed) else ''}")
         sys.exit(1)
     if not ended:
-        notes.print(f"stopped; the same command goes on from {study.folder}")
+        notes.print(f"stopped; the same command resumes from {study.folder}")
         sys.exit(STOPPED)
 
 

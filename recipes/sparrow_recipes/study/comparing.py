@@ -25,10 +25,10 @@ import numpy.typing as npt
 from sparrow.schema.base import Record
 from sparrow.stats import ONE_SIDE, student
 
-PUBLISHED = 0.86  # the realised p05 that is said to suffice
+PUBLISHED = 0.86  # the realised p05 that was published as sufficient
 Interval = tuple[float, float]  # at 95 %
 End = float | Literal["open below", "open above"]  # of an interval
-ENUMERATED = 5  # seeds up to which every draw is made
+ENUMERATED = 5  # seeds up to which all draws are enumerated
 DRAWS, SEED = 2000, 0
 LOW, HIGH = 0.025, 0.975
 BELOW, ABOVE = -math.inf, math.inf
@@ -36,7 +36,7 @@ ROUNDING = 1e-12
 
 
 class FinalAccuracies(Record):
-    """Final accuracies of an arm by seed, and how many answers each is the mean of."""
+    """Final accuracies of an arm by seed, and the number of answers behind each."""
 
     finals: Mapping[int, float]
     answers: int
@@ -45,7 +45,7 @@ class FinalAccuracies(Record):
 
 
 class Difference(Record):
-    """One arm's mean less another's, with Welch's interval; and between runs of the same seed."""
+    """The difference of two arms' means, with Welch's interval; and paired by seed."""
 
     value: float
     error: float
@@ -91,14 +91,14 @@ class Threshold(Record):
 
 
 def interval_text(low: End, high: End) -> str:
-    """Both ends; a round bracket is an open one."""
+    """An interval as text; a round bracket is an open end."""
     ends = [end if isinstance(end, str) else f"{end:.3f}" for end in (low, high)]
     left, right = "[" if isinstance(low, float) else "(", "]" if isinstance(high, float) else ")"
     return f"{left}{', '.join(ends)}{right}"
 
 
 def sample(finals: Mapping[int, float], answers: int) -> FinalAccuracies:
-    """Final accuracies by seed, each the mean of so many answers."""
+    """Make the sample of final accuracies by seed."""
     values = list(finals.values())
     spread = float(np.var(values, ddof=1)) if len(values) > 1 else None
     return FinalAccuracies(
@@ -107,22 +107,22 @@ def sample(finals: Mapping[int, float], answers: int) -> FinalAccuracies:
 
 
 def pooled(samples: Sequence[FinalAccuracies]) -> float | None:
-    """The common variance over seeds of arms with several; None where there is none."""
+    """The pooled variance over seeds of arms with several; None without any."""
     freedom = sum(len(sample.finals) - 1 for sample in samples)
     squares = sum((len(sample.finals) - 1) * (sample.variance or 0.0) for sample in samples)
     return squares / freedom if freedom else None
 
 
 def variance_of_run(sample: FinalAccuracies, common: float | None) -> float:
-    """Of one run of an arm; `common` is what an arm with one seed borrows."""
-    own = sample.variance if sample.variance is not None else common
-    return max(own or 0.0, sample.mean * (1 - sample.mean) / sample.answers)
+    """The variance of a run of an arm; common: used for an arm with one seed."""
+    variance = sample.variance if sample.variance is not None else common
+    return max(variance or 0.0, sample.mean * (1 - sample.mean) / sample.answers)
 
 
 def difference(first: FinalAccuracies, second: FinalAccuracies, common: float | None) -> Difference:
-    """The first's mean less the second's."""
+    """The mean of the first arm minus that of the second."""
     value = first.mean - second.mean
-    parts = [variance_of_run(one, common) / len(one.finals) for one in (first, second)]
+    parts = [variance_of_run(arm, common) / len(arm.finals) for arm in (first, second)]
     error = math.sqrt(sum(parts))
     seeds = sorted(first.finals.keys() & second.finals.keys())
     by_seed = {seed: first.finals[seed] - second.finals[seed] for seed in seeds}
@@ -139,16 +139,16 @@ def difference(first: FinalAccuracies, second: FinalAccuracies, common: float | 
 
 
 def exceeds(value: float, error: float, errors: float) -> bool:
-    """Whether a value is positive by more than so many standard errors."""
+    """Whether a value is positive by more than a number of standard errors."""
     return value > errors * error + ROUNDING
 
 
 def _around(value: float, *samples: FinalAccuracies) -> Interval | None:
     """Student's interval of a mean, or Welch's of two means; needs two seeds of each."""
     parts = [
-        (own.variance / len(own.finals), len(own.finals) - 1)
-        for own in samples
-        if own.variance is not None
+        (sample.variance / len(sample.finals), len(sample.finals) - 1)
+        for sample in samples
+        if sample.variance is not None
     ]
     whole = sum(part for part, _ in parts)
     if len(parts) < len(samples) or whole == 0:
@@ -192,17 +192,17 @@ def crossing(
 def find_threshold(points: Sequence[GapPoint], tolerance: float) -> Threshold | None:
     """The threshold and its interval; None without a point besides the baseline's."""
     once = [1] * len(points)
-    found = crossing(points, once, tolerance)
-    if found is None:
+    estimate = crossing(points, once, tolerance)
+    if estimate is None:
         return None
     seeds = sorted({point.seed for point in points})
     drawn = [
         crossing(points, [int(np.sum(draw == point.seed)) for point in points], tolerance)
         for draw in draws(seeds)
     ]
-    values, lowers, uppers = zip(*(each for each in drawn if each is not None), strict=True)
+    values, lowers, uppers = zip(*(draw for draw in drawn if draw is not None), strict=True)
     low, high = quantile(lowers, LOW), quantile(uppers, HIGH)
-    ends = (*found, low, high, quantile(values, LOW), quantile(values, HIGH))
+    ends = (*estimate, low, high, quantile(values, LOW), quantile(values, HIGH))
     names = ("value", "lower", "upper", "low", "high", "value_low", "value_high")
     kinds: dict[float, End] = {BELOW: "open below", ABOVE: "open above"}
     return Threshold(
@@ -223,7 +223,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def draws(seeds: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Seeds drawn with replacement: each possible draw once, or for many seeds 2000 random ones."""
+    """Bootstrap draws of seeds: every possible draw once, or 2000 random ones for many seeds."""
     if len(seeds) <= ENUMERATED:
         return np.array(list(product(seeds, repeat=len(seeds))), np.int64)
     random = np.random.default_rng(SEED)

@@ -1,4 +1,4 @@
-"""The configuration of `sparrow study`: arms that differ in one thing, seeds, and what counts."""
+"""The configuration of `sparrow study`: arms, seeds, and criteria of the outcome."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,14 +31,14 @@ ArmRole = Literal["baseline", "arm", "collapses", "flat"]
 ArmKind = Literal["dense", "target", "fixed", "budget"]
 LAST = 3  # evaluations at the end whose mean is a run's final accuracy
 MOST_RUNS = 4096
-Rule = tuple[str, object, bool, str]  # field, what is given, is that wrong, what is allowed
+Rule = tuple[str, object, bool, str]  # field, its value, whether it is wrong, what is allowed
 
 
 class ArmConfig(Record):
-    """One way to roll out. Dense where neither target, budget nor like is given.
+    """One kind of rollout; dense without target, budget and like.
 
-    Roles: baseline, what the others are compared with; arm; collapses, the control that must (or
-    the study says nothing); flat, the control that must not move.
+    Roles: baseline, which the others are compared with; arm; collapses, the control that must
+    collapse (or the study finds nothing); flat, the control that must not change.
     """
 
     name: Annotated[FolderName, Field(max_length=128)]  # with a seed it names a folder
@@ -52,9 +52,10 @@ class ArmConfig(Record):
 
     def _check(self) -> None:
         ways = {"target": self.target, "budget": self.budget, "like": self.like}
-        given = {name: value for name, value in ways.items() if value is not None}
-        if len(given) > 1:
-            raise FieldError("ArmConfig", {"name": (given, "one of target, budget, like, or none")})
+        chosen = {name: value for name, value in ways.items() if value is not None}
+        if len(chosen) > 1:
+            allowed = "at most one of target, budget and like"
+            raise FieldError("ArmConfig", {"name": (chosen, allowed)})
 
     @property
     def kind(self) -> ArmKind:
@@ -70,18 +71,18 @@ class ArmConfig(Record):
 
 
 class SurfaceConfig(Record):
-    """How schedules are planned: a surface that is measured first, or one that is there."""
+    """The surface that schedules are planned from: measured first, or a file."""
 
     surface: Name | None = None  # surface.json of `sparrow calibrate`, of the same weights
     budgets: tuple[Budget, ...] = ()  # to measure; empty: by the lengths
     bin: Tokens = 512
-    prompts: Annotated[int, Field(ge=8, le=2**16)] = 48  # fewer say nothing of a bin
+    prompts: Annotated[int, Field(ge=8, le=2**16)] = 48  # fewer are too few for a bin
     by: Literal["p05", "low"] = "p05"  # what must reach a target: p05, or its interval's lower end
-    first: RowNumber = 50_000  # number of the first prompt, apart from others
+    first: RowNumber = 50_000  # number of the first prompt, outside the training rows
 
 
 class OutcomeConfig(Record):
-    """What counts as collapse, lag and equality; fixed before anything runs."""
+    """Criteria of collapse, lag and equality, fixed before the first run."""
 
     drop: Fraction = 0.10  # final accuracy this far below the start is a collapse
     length: Fraction = 0.5  # median length below this share of the start's is flagged
@@ -92,7 +93,7 @@ class OutcomeConfig(Record):
 
 
 class ProbeConfig(Record):
-    """Answers whose acceptance is measured before and after every run, with its own schedule."""
+    """Answers whose acceptance is measured before and after every run, under its schedule."""
 
     prompts: Count = 32
     samples: Annotated[int, Field(ge=2, le=2**16)] = 2
@@ -102,7 +103,7 @@ class ProbeConfig(Record):
 
 
 class StudyConfig(Record):
-    """`sparrow study`. `train` is what every run has in common."""
+    """`sparrow study`. `train` has the settings that all runs share."""
 
     name: FolderName = option("study", "Of the study.")
     out: Directory | None = option(None, "Default: runs/study/NAME.")
@@ -124,23 +125,23 @@ class StudyConfig(Record):
         return self.seeds if arm.seeds is None else arm.seeds
 
     def _check(self) -> None:
-        for field, given, wrong, allowed in (*self._arm_rules(), *self._training_rules()):
+        for field, value, wrong, allowed in (*self._arm_rules(), *self._training_rules()):
             if wrong:
-                raise FieldError("StudyConfig", {field: (given, allowed)})
+                raise FieldError("StudyConfig", {field: (value, allowed)})
 
     def _arm_rules(self) -> Iterator[Rule]:
         runs = sum(len(self.seeds_of(arm)) for arm in self.arms)
-        once = "one at least, and each once"
+        unique = "unique and non-empty"
         yield "runs of all arms", runs, runs > MOST_RUNS, f"at most {MOST_RUNS} runs"
         for field, values in (("seeds", self.seeds), ("arms: names", [a.name for a in self.arms])):
-            yield field, _repeated(values), bool(_repeated(values)), once
+            yield field, _repeated(values), bool(_repeated(values)), unique
         ordered = sorted(set(self.rates), reverse=True)
         wrong = not self.rates or list(self.rates) != ordered
-        yield "rates", self.rates, wrong, "rates that differ, the largest first"
+        yield "rates", self.rates, wrong, "unique and non-empty, the largest first"
         roles: list[str] = [arm.role for arm in self.arms]
-        for role, least, allowed in (("baseline", 1, "exactly one"), ("flat", 0, "one at most")):
-            given = roles.count(role)
-            yield f"arms of role {role}", given, not least <= given <= 1, allowed
+        for role, least, allowed in (("baseline", 1, "exactly one"), ("flat", 0, "at most one")):
+            count = roles.count(role)
+            yield f"arms of role {role}", count, not least <= count <= 1, allowed
         base = next((arm for arm in self.arms if arm.role == "baseline"), ArmConfig(name="none"))
         allowed = "a baseline that is dense, at the rate of the study"
         yield f"arms: {base.name}", "otherwise", not base.dense or base.rate is not None, allowed
@@ -148,21 +149,21 @@ class StudyConfig(Record):
         like = f"an arm with a target: {', '.join(targets) or 'none'}"
         for arm in self.arms:
             seeds = self.seeds_of(arm)
-            yield f"{arm.name}.seeds", _repeated(seeds), bool(_repeated(seeds)), once
+            yield f"{arm.name}.seeds", _repeated(seeds), bool(_repeated(seeds)), unique
             yield f"{arm.name}.like", arm.like, arm.like not in (None, *targets), like
             stray = sorted(set(seeds) - set(self.seeds_of(base)))
             allowed = "seeds of the baseline, which every run is compared with"
             yield f"{arm.name}.seeds", stray, arm.role != "flat" and bool(stray), allowed
 
     def _training_rules(self) -> Iterator[Rule]:
-        """The surface's prompts must not be rows of training; what the arms decide is theirs."""
+        """The surface needs its own prompts; `train` must leave settings to the arms."""
         train, surface = self.train, self.surface
         data, attention, mode = train.data, train.rollout.attention, train.gate.mode
-        own = data.task is not None and surface.surface is None
+        measured = data.task is not None and surface.surface is None
         seen, allowed = surface.first + surface.prompts > data.first, f"rows before {data.first}"
-        yield "surface.first", surface.first, own and seen, allowed
-        given = attention.budget is not None or attention.schedule is not None or attention.dense
-        yield "train.rollout.attention", "given", given, "by the arms"
+        yield "surface.first", surface.first, measured and seen, allowed
+        is_set = attention.budget is not None or attention.schedule is not None or attention.dense
+        yield "train.rollout.attention", "settings", is_set, "none: the arms decide"
         yield "train.run.out", train.run.out, train.run.out is not None, "out of the study"
         held_out = train.validation
         yield "train.validation.every", 0, not held_out.every, "steps between evaluations"
@@ -172,6 +173,6 @@ class StudyConfig(Record):
 
 
 def _repeated(values: Sequence[object]) -> str:
-    """What is wrong with values that must be given, and each once; empty where nothing is."""
+    """What is wrong with values that must be unique and non-empty; empty if nothing is."""
     twice = sorted(str(value) for value, count in Counter(values).items() if count > 1)
     return f"{twice[0]} twice" if twice else "" if values else "none"

@@ -1,11 +1,10 @@
-"""What a study runs, from its configuration alone: cells (an arm under a seed), their settings,
-and where everything is kept.
+"""The design of a study from its configuration: cells (an arm and a seed), settings and paths.
 
-    DIR/design.json             the arms, what counts as what, and the rate that was taken
-    DIR/calibration/            the surface that schedules are planned from
-    DIR/plans/ARM.json          the schedule of an arm that is not dense
-    DIR/cells/ARM-SEED/         a run directory, with start.json, tail.json and end.json
-    DIR/rejected/RATE/          cells of a rate at which the baseline did not learn
+DIR/design.json             the arms, the criteria, and the learning rate
+DIR/calibration/            the surface that schedules are planned from
+DIR/plans/ARM.json          the schedule of an arm that is not dense
+DIR/cells/ARM-SEED/         a run directory, with start.json, tail.json and end.json
+DIR/rejected/RATE/          cells of a rate at which the baseline did not learn
 """
 
 from pathlib import Path
@@ -17,13 +16,13 @@ from sparrow.schema.train import Choice, TrainConfig
 from sparrow_recipes.study.config import ArmConfig, StudyConfig
 from sparrow_recipes.study.files import Collapse, StudyArm, StudyDesign
 
-APART = 1_000_000  # rows between those of one seed and the next: prompts differ by seed
+APART = 1_000_000  # rows between the first rows of two seeds: prompts differ by seed
 END = "end.json"
-ORDER = {"baseline": 0, "flat": 1, "collapses": 1, "arm": 2}  # the baseline decides on the rate
+ORDER = {"baseline": 0, "flat": 1, "collapses": 1, "arm": 2}  # the baseline decides the rate
 
 
 class Cell(NamedTuple):
-    """An arm under a seed."""
+    """An arm with a seed."""
 
     arm: ArmConfig
     seed: int
@@ -34,7 +33,7 @@ class Cell(NamedTuple):
 
 
 class Study:
-    """A configuration, its cells, and where its parts are kept."""
+    """A study: its configuration, cells and paths."""
 
     def __init__(self, config: StudyConfig) -> None:
         self.config = config
@@ -64,15 +63,15 @@ class Study:
     def cell(self, name: str) -> Cell:
         by_name = {cell.name: cell for cell in self.cells}
         if name not in by_name:
-            raise ValueError(f"no cell {name!r}; there are {', '.join(by_name)}")
+            raise ValueError(f"no cell {name!r}; expected one of {', '.join(by_name)}")
         return by_name[name]
 
     def training(self, cell: Cell, rate: float) -> TrainConfig:
-        """The settings of one run: what all have in common, and what its arm and seed decide."""
+        """The settings of a run: the common ones, changed by its arm and seed."""
         base, arm, run = self.config.train, cell.arm, {"name": cell.name, "seed": cell.seed}
         changes: dict[str, Any] = {
             "optimiser": {"rate": rate if arm.rate is None else arm.rate},
-            "gate": {"bin": base.gate.bin or self.config.surface.bin},  # alike in all
+            "gate": {"bin": base.gate.bin or self.config.surface.bin},  # the same in all
             "run": {**run, "out": self.folder_of(cell)},
         }
         if base.data.task is not None:
@@ -84,7 +83,7 @@ class Study:
         return TrainConfig.model_validate(merge(base.model_dump(), changes))
 
     def write_design(self, rate: float, command: str) -> None:
-        """What the study is, for its report; budgets as the plans have them."""
+        """Write design.json for the report, with the budgets of the plans."""
         config, train, outcome = self.config, self.config.train, self.config.outcome
         design = StudyDesign(
             name=config.name,
@@ -116,12 +115,12 @@ class Study:
             budget=budget,
             seeds=self.config.seeds_of(arm),
             rate=rate if arm.rate is None else arm.rate,
-            correction=_told(corrections if arm.corrections is None else arm.corrections),
+            correction=_describe(corrections if arm.corrections is None else arm.corrections),
         )
 
 
-def _told(corrections: tuple[Choice, ...]) -> str:
-    """Their names and settings: "token-tis, cap 2"."""
+def _describe(corrections: tuple[Choice, ...]) -> str:
+    """Names and settings of corrections: "token-tis, cap 2"."""
     parts = []
     for choice in corrections:
         settings = choice.settings.items()

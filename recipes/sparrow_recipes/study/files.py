@@ -13,7 +13,7 @@ from pydantic import Field
 
 from sparrow.files import verify
 from sparrow.schema.base import File, Record
-from sparrow.schema.run_folder import Measured, Metrics, read_metrics
+from sparrow.schema.run_folder import Measured, Metrics, Outcomes, read_metrics
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.types import FolderName
 from sparrow_recipes.study.config import ArmKind, ArmRole
@@ -139,6 +139,7 @@ class DenseAnswers(NamedTuple):
     step: int
     accuracy: float | None
     median: float | None
+    outcomes: Outcomes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +217,8 @@ def _evaluations(file: Path) -> list[DenseAnswers]:
             raise ValueError(f"{file}, step {line.step}: got {given}, allowed: one source")
         source = keys[0].removeprefix(ACCURACY).rpartition("/acc/mean@")[0]
         median = line.values.get(f"{LENGTH}{source}/length/median")
-        accuracy = line.values[keys[0]]
-        found.append(DenseAnswers(step=line.step, accuracy=accuracy, median=median))
+        accuracy, outcomes = line.values[keys[0]], Outcomes.from_metrics(line.values, source)
+        found.append(DenseAnswers(line.step, accuracy, median, outcomes))
     return found
 
 

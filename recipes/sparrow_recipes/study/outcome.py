@@ -1,4 +1,4 @@
-"""What came of a study: each cell judged, arms against the baseline, schedule against fixed.
+"""The outcome of a study: cells, arms against the baseline, schedules against fixed budgets.
 
 A cell collapsed where the final accuracy is more than `drop` below the start, or the run gave no
 numbers any more, or answers became shorter than `length` times the start while accuracy fell below
@@ -67,7 +67,7 @@ class Worst(Record):
 
 
 class CellOutcome(Record):
-    """One cell, judged. Only one that came to its own end has a final accuracy."""
+    """The outcome of a cell. Only a cell that ended has a final accuracy."""
 
     arm: str
     seed: int
@@ -99,7 +99,7 @@ class CellOutcome(Record):
 
 
 class Spread(Record):
-    """A value over the cells of an arm."""
+    """Statistics of a value over the cells of an arm."""
 
     mean: float
     low: float
@@ -131,7 +131,7 @@ class ArmOutcome(Record):
 
 
 class FixedComparison(Record):
-    """A schedule less the fixed budget that copies its cost; positive accuracy: it is better."""
+    """A schedule minus the fixed budget of equal cost; positive accuracy: it is better."""
 
     schedule: str
     fixed: str
@@ -142,7 +142,7 @@ class FixedComparison(Record):
 
 
 class Control(Record):
-    """A control that must not move: its mean change, and the standard error of that."""
+    """A control that must not change: its mean change, and the standard error."""
 
     change: float
     error: float
@@ -150,7 +150,7 @@ class Control(Record):
 
 
 class StudyResults(File):
-    """All that is concluded. `left_out_of_fit`: by cell, why the fit could not use it."""
+    """The results of a study. left_out_of_fit: by cell, why the fit could not use it."""
 
     what: ClassVar[str] = "study results"
     version: ClassVar[int] = 2
@@ -178,7 +178,7 @@ class StudyResults(File):
 
 
 def conclude(study: StudyFolder) -> StudyResults:
-    """Everything that a study's files say so far, but for the verdicts."""
+    """Compute the results of a study from its files so far, without verdicts."""
     design = study.design
     judged = {name: [judge(cell, design) for cell in cells] for name, cells in study.cells.items()}
     samples = {name: _sample(cells, design) for name, cells in judged.items()}
@@ -211,13 +211,13 @@ def conclude(study: StudyFolder) -> StudyResults:
 
 def judge(cell: StudyCell, design: StudyDesign) -> CellOutcome:
     """The outcome of a cell, finished or not; final is the mean of the last evaluations."""
-    start = next((each for each in cell.evaluations if each.step == 0), None)
+    start = next((e for e in cell.evaluations if e.step == 0), None)
     ended = cell.status in ("done", "diverged")
-    last = [each for each in cell.evaluations if each.step > 0][-LAST:] if ended else []
-    final, before = mean(each.accuracy for each in last), start.accuracy if start else None
-    begin, end = start.median if start else None, mean(each.median for each in last)
+    last = [e for e in cell.evaluations if e.step > 0][-LAST:] if ended else []
+    final, before = mean(e.accuracy for e in last), start.accuracy if start else None
+    begin, end = start.median if start else None, mean(e.median for e in last)
     short = None if begin is None or end is None else end < design.collapse.length * begin
-    diverged = cell.status == "diverged" or any(each.accuracy is None for each in last)
+    diverged = cell.status == "diverged" or any(e.accuracy is None for e in last)
     gain = less(final, before)
     collapse = {
         "accuracy": gain is not None and gain < -design.collapse.drop - 1e-9,  # but for rounding
@@ -233,18 +233,18 @@ def judge(cell: StudyCell, design: StudyDesign) -> CellOutcome:
         start=before,
         final=final,
         last=last[-1].accuracy if last else None,
-        evaluations=sum(each.accuracy is not None for each in last),
+        evaluations=sum(e.accuracy is not None for e in last),
         start_length=begin,
         final_length=end,
         short=short,
-        collapse=tuple(reason for reason, given in collapse.items() if given),
+        collapse=tuple(reason for reason, holds in collapse.items() if holds),
         worst=worst_bin(cell.steps),
         measures=measures(cell.steps),
     )
 
 
 def worst_bin(steps: Sequence[Metrics]) -> Worst | None:
-    """Which bin of lengths had the lowest p05 on average over the steps."""
+    """The bin of lengths with the lowest mean p05 over the steps."""
     keys = {key for line in steps for key in line.values}
     bins = {int(match[1]): values(steps, key) for key in keys if (match := STEP_BIN.match(key))}
     often = {start: fmean(p05) for start, p05 in bins.items() if len(p05) >= OFTEN * len(steps)}
@@ -255,36 +255,36 @@ def worst_bin(steps: Sequence[Metrics]) -> Worst | None:
 
 
 def measures(steps: Sequence[Metrics]) -> dict[str, float | None]:
-    """What MEASURES names, over steps of a cell or of an arm; and answered tokens a second."""
-    found: dict[str, float | None] = {}
+    """The metrics of MEASURES over steps of a cell or of an arm; and sampled tokens a second."""
+    measures: dict[str, float | None] = {}
     for name, (join, metric) in MEASURES.items():
-        known = values(steps, metric)
-        found[name] = join(known) if known else None
+        measured = values(steps, metric)
+        measures[name] = join(measured) if measured else None
     timed = [
         (tokens, taken)
         for line in steps
         if (taken := line.values.get("timing_s/gen")) and (tokens := _answered(line)) is not None
     ]
     rate = sum(tokens for tokens, _ in timed) / sum(taken for _, taken in timed) if timed else None
-    return {**found, "tokens_a_second": rate}
+    return {**measures, "tokens_a_second": rate}
 
 
 def _answered(line: Metrics) -> float | None:
-    """Tokens of a step's answers; the logged total has the prompts in it as well."""
+    """Tokens of a step's answers; the logged total includes the prompts."""
     total, answer = map(line.values.get, ("perf/total_num_tokens", "response_length/mean"))
     prompt = line.values.get("prompt_length/mean") or 0.0
     return None if total is None or not answer else total * answer / (answer + prompt)
 
 
 def values(steps: Iterable[Metrics], key: str) -> list[float]:
-    """What the steps that have a metric say of it."""
+    """The values of a metric in the steps that have it."""
     return [value for line in steps if (value := line.values.get(key)) is not None]
 
 
-def mean(found: Iterable[float | None]) -> float | None:
-    """The mean of what was measured; None where nothing was."""
-    known = [value for value in found if value is not None]
-    return fmean(known) if known else None
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the measured values; None without any."""
+    measured = [value for value in values if value is not None]
+    return fmean(measured) if measured else None
 
 
 def less(first: float | None, second: float | None) -> float | None:
@@ -304,18 +304,18 @@ def _arm(
     samples: Mapping[str, FinalAccuracies | None],
     common: float | None,
 ) -> ArmOutcome:
-    own, base = samples[arm.name], samples[study.design.baseline.name]
+    sample, base = samples[arm.name], samples[study.design.baseline.name]
     cells = study.cells[arm.name]
     gap = None
-    if own is not None and base is not None and arm.role != "baseline":
-        gap = difference(base, own, common)
+    if sample is not None and base is not None and arm.role != "baseline":
+        gap = difference(base, sample, common)
     pairs = [(cell.start, cell.tail) for cell in cells if cell.start and cell.tail]
     tails = [cell.worst.p05 for cell in judged if cell.worst is not None]
     return ArmOutcome(
         name=arm.name,
         role=arm.role,
         target=arm.target,
-        finals=own,
+        finals=sample,
         gap=gap,
         lags=None if gap is None else exceeds(gap.value, gap.error, study.design.lag),
         start=mean(cell.start for cell in judged),
@@ -349,18 +349,18 @@ def _drifts(
 
 def _drift(pairs: Iterable[Drift]) -> Drift:
     """Means over the cells that have both ends."""
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    return mean(a for a, _ in known), mean(b for _, b in known)
+    measured = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return mean(a for a, _ in measured), mean(b for _, b in measured)
 
 
-def _quarters(found: Sequence[float]) -> Drift:
-    part = max(1, len(found) // 4)
-    return mean(found[:part]), mean(found[-part:])
+def _quarters(values: Sequence[float]) -> Drift:
+    part = max(1, len(values) // 4)
+    return mean(values[:part]), mean(values[-part:])
 
 
 def _lowest(tail: CellTail, field: str) -> float | None:
-    found = (getattr(bin, field) for bin in tail.bins)
-    return min((value for value in found if value is not None), default=None)
+    values = (getattr(bin, field) for bin in tail.bins)
+    return min((value for value in values if value is not None), default=None)
 
 
 def _change(start: CellTail, tail: CellTail) -> float | None:
@@ -374,8 +374,8 @@ def _points(
 ) -> tuple[list[GapPoint], list[GapPoint], dict[str, str]]:
     """Points of the fit, points shown beside it, and cells that give none with the reason."""
     base = design.baseline
-    known = next(arm.finals for arm in arms if arm.name == base.name)
-    finals: Mapping[int, float] = {} if known is None else known.finals
+    sample = next(arm.finals for arm in arms if arm.name == base.name)
+    finals: Mapping[int, float] = {} if sample is None else sample.finals
     corrections = {arm.name: arm.correction for arm in design.arms}
     points: list[GapPoint] = []
     beside: list[GapPoint] = []
@@ -383,19 +383,19 @@ def _points(
     for cell in (cell for arm in arms if arm.role != "flat" for cell in arm.cells):
         reason, worst = _unusable(cell, finals), cell.worst
         if not reason and worst is not None:
-            own = 0.0 if "diverged" in cell.collapse or cell.final is None else cell.final
+            final = 0.0 if "diverged" in cell.collapse or cell.final is None else cell.final
             first = cell.arm == base.name
-            gap = 0.0 if first else finals[cell.seed] - own
-            found = GapPoint(arm=cell.arm, seed=cell.seed, p05=worst.p05, gap=gap, baseline=first)
+            gap = 0.0 if first else finals[cell.seed] - final
+            point = GapPoint(arm=cell.arm, seed=cell.seed, p05=worst.p05, gap=gap, baseline=first)
             same = corrections[cell.arm] == base.correction
-            (points if same else beside).append(found)
+            (points if same else beside).append(point)
             reason = "" if same else f"correction {corrections[cell.arm]}; shown, not fitted"
         left_out |= {cell.name: reason} if reason else {}
     return points, beside, left_out
 
 
 def _unusable(cell: CellOutcome, finals: Mapping[int, float]) -> str:
-    """Why a cell gives no point; empty where it gives one."""
+    """Why a cell gives no point; empty if it gives one."""
     if not cell.measured:
         return cell.status if cell.status != "done" else "no evaluation after the start"
     if cell.worst is None:
@@ -424,7 +424,7 @@ def _fixed(
 
 
 def _control(flat: ArmOutcome, design: StudyDesign) -> Control | None:
-    """Final less start of the control that does not train, with its binomial error."""
+    """Final minus start of the control that does not train, with its binomial error."""
     changes, variances = [], []
     for cell in flat.cells:
         if cell.start is not None and cell.final is not None:

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from sparrow.files import write_whole
@@ -26,6 +27,7 @@ from sparrow.reporting.page import (
     ramp,
 )
 from sparrow.reporting.render import write_figures
+from sparrow.schema.run_folder import Outcomes
 from sparrow.schema.schedule import DENSE
 from sparrow_recipes.study.comparing import PUBLISHED, End, Interval, interval_text
 from sparrow_recipes.study.files import StudyCell, StudyDesign, StudyFolder
@@ -250,18 +252,42 @@ def _tracks(
     return lines
 
 
-def _accuracy(study: StudyFolder) -> list[Chart]:
-    """Held-out accuracy by step; the baseline stands beside arms and beside controls."""
-    y, charts = Axis(name="accuracy", low=0, high=1, form=".2f"), []
+def _accuracy(study: StudyFolder) -> list[Item]:
+    """Held-out accuracy by step, of arms and of controls; answers cut off and wrong apart."""
+    y = Axis(name="accuracy", low=0, high=1, form=".2f")
+    items: list[Item] = []
     for what, beside in (("arms", {"arm"}), ("controls", {"collapses", "flat"})):
         names = [arm.name for arm in study.design.arms if arm.role in beside | {"baseline"}]
         lines, title = _tracks(study, names, _evaluated), what.capitalize()
-        charts.append(Chart(key=f"accuracy-{what}", title=title, x=STEP, y=y, lines=lines))
-    return charts
+        items.append(Chart(key=f"accuracy-{what}", title=title, x=STEP, y=y, lines=lines))
+    rows = [row for arm in study.cells if (row := _outcome_row(study, arm))]
+    if not rows:
+        return items
+    for outcome, title in (("cut_off", "Answers cut off"), ("wrong", "Answers wrong though ended")):
+        lines = _tracks(study, study.cells, partial(_outcome, outcome=outcome))
+        share = Axis(name="share of answers", low=0, high=1, form=".2f")
+        items.append(Chart(key=f"accuracy-{outcome}", title=title, x=STEP, y=share, lines=lines))
+    return [*items, _table("outcomes", rows, TEXTS["outcomes"]["title"])]
 
 
 def _evaluated(cell: StudyCell) -> list[Point]:
     return [(each.step, each.accuracy) for each in cell.evaluations if each.accuracy is not None]
+
+
+def _outcome(cell: StudyCell, outcome: str) -> list[Point]:
+    measured = [(each.step, each.outcomes) for each in cell.evaluations if each.outcomes]
+    return [(step, getattr(outcomes, outcome)) for step, outcomes in measured]
+
+
+def _outcome_row(study: StudyFolder, arm: str) -> list[str]:
+    """Means over seeds at their first and last evaluations; nothing where none is known."""
+    row = [arm]
+    for place in (0, -1):
+        for outcome in Outcomes._fields:
+            tracks = [_outcome(cell, outcome) for cell in study.cells[arm]]
+            shares = [points[place][1] for points in tracks if points]
+            row += [f"{fmean(shares):.3f}"] if shares else []
+    return row if len(row) > 1 else []
 
 
 TAILS = {

@@ -3,9 +3,9 @@
 import numpy as np
 import numpy.typing as npt
 
-from sparrow import api
+from sparrow import api, load
 from sparrow.files import make_folder
-from sparrow.models import fingerprint, load
+from sparrow.models import fingerprint
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 from sparrow.schema.types import Progress, Report
@@ -18,67 +18,67 @@ Lengths = npt.NDArray[np.int64]
 def make_plans(
     study: Study, *, progress: Progress | None = None, report: Report = api.silent
 ) -> None:
-    """Write the schedule of every arm that is not dense; what is there stays.
+    """Write the schedule of every sparse arm; existing files are kept.
 
-    Budgets in pages; no layer is left dense, and all layers of a schedule keep as much.
+    Budgets are whole pages, the same in all layers; no layer is dense.
     """
     make_folder(study.plans)
-    made: dict[str, Schedule] = {}
+    schedules: dict[str, Schedule] = {}
     if any(arm.target is not None for arm in study.config.arms):
-        surface = surface_of(study, progress, report)
-    for arm in sorted(study.config.arms, key=lambda arm: arm.target is None):  # plans come first
+        surface = open_surface(study, progress, report)
+    for arm in sorted(study.config.arms, key=lambda arm: arm.target is None):  # targets first
         if arm.target is not None:
-            made[arm.name] = planned_schedule(study, surface, arm)
+            schedules[arm.name] = planned_schedule(study, surface, arm)
         elif arm.like is not None:
-            budget = equal_budget(made[arm.like], drawn_lengths(surface))
-            made[arm.name] = Schedule.fixed(budget, name=arm.name, dense_layers=())
+            budget = equal_budget(schedules[arm.like], drawn_lengths(surface))
+            schedules[arm.name] = Schedule.fixed(budget, name=arm.name, dense_layers=())
         elif arm.budget is not None:
-            made[arm.name] = Schedule.fixed(arm.budget, name=arm.name, dense_layers=())
+            schedules[arm.name] = Schedule.fixed(arm.budget, name=arm.name, dense_layers=())
         if not arm.dense and not study.plan_of(arm).exists():
-            made[arm.name].save(study.plan_of(arm))
+            schedules[arm.name].save(study.plan_of(arm))
 
 
-def surface_of(study: Study, progress: Progress | None, report: Report) -> Surface:
-    """The surface: measured here, or one that the configuration names, of the same weights.
+def open_surface(study: Study, progress: Progress | None, report: Report) -> Surface:
+    """Measure the surface, or load the one that the configuration names, of the same weights.
 
-    Every budget is measured on the same prompts; those of a file are rows of training.
+    Every budget is measured on the same prompts; those of a file are training rows.
     """
-    config, data, own = study.config, study.config.train.data, study.config.surface
-    wanted = config.train.model
-    model = load(wanted.name, dtype=wanted.dtype, device=wanted.device, report=report)
-    if own.surface is None:
+    config, data, settings = study.config, study.config.train.data, study.config.surface
+    chosen = config.train.model
+    model = load(chosen.name, dtype=chosen.dtype, device=chosen.device, report=report)
+    if settings.surface is None:
         return api.calibrate(
             model,
             out=study.calibration,
             task=data.task,
             length=data.length,
             rows=data.rows,
-            skip=own.first if data.task is not None else 0,
+            skip=settings.first if data.task is not None else 0,
             max_tokens=config.train.rollout.max_tokens,
-            budget=own.budgets,
-            bin=own.bin,
+            budget=settings.budgets,
+            bin=settings.bin,
             target=[arm.target for arm in config.arms if arm.target is not None],
-            prompts=own.prompts,
-            first_round=own.prompts,
+            prompts=settings.prompts,
+            first_round=settings.prompts,
             layer_groups=0,
             by_layer=False,
             progress=progress,
             report=report,
         )
-    given = Surface.load(own.surface)
-    if given.fingerprint != fingerprint(model):
+    surface = Surface.load(settings.surface)
+    if surface.fingerprint != fingerprint(model):
         raise ValueError(
-            f"{own.surface}: measured on weights {given.fingerprint}, but {wanted.name} has "
+            f"{settings.surface}: measured on weights {surface.fingerprint}, but {chosen.name} has "
             f"{fingerprint(model)}"
         )
-    return given
+    return surface
 
 
 def planned_schedule(study: Study, surface: Surface, arm: ArmConfig) -> Schedule:
-    """The cheapest of the plain variant; lengths where no budget is enough run dense."""
-    plain = [one.name for one in surface.variants if not one.dense_layers and not one.shares]
+    """Plan the cheapest schedule of the plain variant; lengths without enough budget run dense."""
+    plain = [v.name for v in surface.variants if not v.dense_layers and not v.shares]
     if not plain:
-        raise ValueError("the surface has no variant without dense layers and layers' shares")
+        raise ValueError("the surface has no variant with equal budgets in all layers")
     folder, by = study.plans / arm.name, study.config.surface.by
     make_folder(folder)
     options = {"target": arm.target, "by": by, "allow_dense": True, "variant": plain}
@@ -86,7 +86,7 @@ def planned_schedule(study: Study, surface: Surface, arm: ArmConfig) -> Schedule
 
 
 def drawn_lengths(surface: Surface) -> Lengths:
-    """Every total length at which a token of the surface's dense answers was drawn."""
+    """The total lengths at which the tokens of the surface's dense answers were sampled."""
     first = surface.prompt_tokens + 1
     return np.concatenate([np.arange(first, max(length, first + 1)) for length in surface.lengths])
 
@@ -94,7 +94,7 @@ def drawn_lengths(surface: Surface) -> Lengths:
 def equal_budget(schedule: Schedule, lengths: Lengths, page: int = 16) -> int:
     """The budget, in whole pages, whose mean of kept tokens is nearest to the schedule's.
 
-    Both keep no more than there is, so this is more than the schedule's mean of kept tokens.
+    Neither keeps more than there is, so this is above the schedule's mean of kept tokens.
     """
 
     def distance(budget: int) -> float:

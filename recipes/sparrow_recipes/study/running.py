@@ -1,7 +1,7 @@
-"""Jobs in processes of their own, several at a time, each as soon as what it needs is there.
+"""Jobs as subprocesses, several at a time, each as soon as its inputs exist.
 
-A process is asked to end (SIGINT) when the study is: it saves a checkpoint and goes on next time.
-Where the study is killed, the kernel kills its processes too.
+When the study stops, its jobs get SIGINT: they save a checkpoint and resume next time. If the study
+is killed, the kernel kills its jobs too.
 """
 
 import os
@@ -16,13 +16,13 @@ from typing import NamedTuple
 from sparrow.files import make_folder, open_append
 from sparrow.processes.supervisor import with_parent
 
-LOOK_EVERY = 0.5  # seconds
-GRACE = 60.0  # seconds that a job has to end when asked
-LAST = 400  # characters of a failed job's log that are told
+POLL_SECONDS = 0.5
+GRACE = 60.0  # seconds between SIGINT and SIGKILL
+LAST = 400  # characters of a failed job's log in the message
 
 
 class Job(NamedTuple):
-    """Something to be done by `python -m sparrow` with these words; `done` says whether it is."""
+    """A command `python -m sparrow WORDS`; `done` says whether its work is done."""
 
     name: str
     words: tuple[str, ...]
@@ -32,7 +32,7 @@ class Job(NamedTuple):
 
 
 class JobFailed(Exception):
-    """A job ended without having done its work. Its message has the end of its log."""
+    """A job ended without having done its work. The message has the end of its log."""
 
 
 Running = dict[Job, "subprocess.Popen[bytes]"]
@@ -44,31 +44,31 @@ def run_jobs(
     *,
     stop: Callable[[], bool],
     event: Callable[[str], None],
-    look: Callable[[Sequence[str]], None],
+    show: Callable[[Sequence[str]], None],
 ) -> bool:
-    """Run jobs until all are done or one fails; False where `stop` said so before."""
+    """Run jobs until all are done or one fails; False if `stop` returned true before."""
     running: Running = {}
-    left = [job for job in jobs if not job.done()]
+    waiting = [job for job in jobs if not job.done()]
     try:
-        while left or running:
+        while waiting or running:
             if stop():
                 return False
             for job in _ended(running):
                 event(f"{job.name}: done")
-            for job in left:
+            for job in waiting:
                 if len(running) < parallel and job.ready():
                     running[job] = _open(job)
-                    event(f"{job.name}: begins")
-            left = [job for job in left if job not in running]
-            look([job.name for job in running])
-            time.sleep(LOOK_EVERY)
+                    event(f"{job.name}: started")
+            waiting = [job for job in waiting if job not in running]
+            show([job.name for job in running])
+            time.sleep(POLL_SECONDS)
     finally:
         _end_all(running)
     return True
 
 
 def _open(job: Job) -> "subprocess.Popen[bytes]":
-    """In a session of its own: Ctrl-C reaches this process, which tells the others."""
+    """Start a job in its own session: Ctrl-C reaches only this process, which stops the jobs."""
     make_folder(job.log.parent)
     with open_append(job.log) as log:
         return subprocess.Popen(
@@ -82,7 +82,7 @@ def _open(job: Job) -> "subprocess.Popen[bytes]":
 
 
 def _ended(running: Running) -> list[Job]:
-    """Take out those whose process has ended; JobFailed where it has not done its work."""
+    """Remove and return jobs whose process has ended; JobFailed if the work is not done."""
     ended = [job for job, process in running.items() if process.poll() is not None]
     for job in ended:
         code = running.pop(job).returncode

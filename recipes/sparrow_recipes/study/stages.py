@@ -1,7 +1,7 @@
-"""A study from its configuration to the last of its cells: plans, the rate, every arm and seed.
+"""The stages of a study: plans, the learning rate, every arm and seed.
 
-The rate is the largest at which every seed of the baseline gains enough. Cells begin with the
-largest; where the baseline does not learn, they are set aside and all begins again with the next.
+The rate is the largest at which every seed of the baseline gains enough. Cells start with the
+largest; if the baseline does not learn, they are moved aside and start again with the next.
 """
 
 import shutil
@@ -17,11 +17,11 @@ from sparrow_recipes.study.running import Job, run_jobs
 
 
 class NoRate(Exception):
-    """At none of the rates does every seed of the baseline learn."""
+    """No rate at which every seed of the baseline learns."""
 
 
 def open_study(config: StudyConfig) -> tuple[Study, FolderLock]:
-    """See to it that the folder is this study's, and this process's until the lock is closed."""
+    """Open or create the folder of a study, locked for this process."""
     study = Study(config)
     study.folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(study.folder, setting="out")
@@ -36,11 +36,11 @@ def open_study(config: StudyConfig) -> tuple[Study, FolderLock]:
 
 
 def prepare(study: Study, command: str = "") -> None:
-    """Write down what the study is, unless its folder is another's; a part of it may begin then."""
+    """Write the design of the study; ValueError if its folder holds another study."""
     study.folder.mkdir(parents=True, exist_ok=True)
     refuse_links((*study.folder.glob("*"), *study.folder.glob("*/*")))
     refuse_other(study)
-    fresh = not _begun(study)
+    fresh = not _has_results(study)
     if fresh or not (study.folder / RESOLVED).exists():
         whole = study.config.model_copy(update={"out": study.folder.resolve()})
         save_resolved(whole, study.folder)
@@ -48,47 +48,47 @@ def prepare(study: Study, command: str = "") -> None:
         study.write_design(rate_of(study), command)
 
 
-def _begun(study: Study) -> bool:
-    """Whether there is a result that belongs to a design."""
-    made = (study.folder / "cells", study.folder / "rejected")
-    return any(folder.exists() for folder in made) or any(study.plans.glob("*.json"))
+def _has_results(study: Study) -> bool:
+    """Whether there is a plan or a cell."""
+    results = (study.folder / "cells", study.folder / "rejected")
+    return any(folder.exists() for folder in results) or any(study.plans.glob("*.json"))
 
 
 def refuse_other(study: Study) -> None:
-    """A study does not go on with another design; how many run at a time may change.
+    """Raise if the folder holds a study of another design; `parallel` may change.
 
-    Before anything was planned or run, the design may change too.
+    Before the first plan or run the design may change too.
     """
     if not (study.folder / RESOLVED).exists():
         if study.design.exists() or (study.folder / "cells").exists():
-            raise ValueError(f"{study.folder} holds another study; name another out")
+            raise ValueError(f"{study.folder} holds another study; choose another out")
         return
-    if not _begun(study):
+    if not _has_results(study):
         return
     before, now = dict(read_resolved(StudyConfig, study.folder)), dict(study.config)
     names = [name for name in now if before[name] != now[name] and name not in ("out", "parallel")]
     if names:
         raise ValueError(
-            f"{study.folder} holds a study of another design ({', '.join(names)} differ); name "
+            f"{study.folder} holds a study of another design ({', '.join(names)} differ); choose "
             "another out, or remove that folder"
         )
 
 
-def refuse_greedy(study: Study) -> None:
-    """Runs that share a GPU must say how much of it each may take; an engine alone takes all."""
+def require_memory_limit(study: Study) -> None:
+    """Raise if runs share a GPU without a limit of memory: one engine would take all of it."""
     from sparrow.models.checkpoint import pick_device
 
     train, parallel = study.config.train, study.config.parallel
     shared = parallel > 1 and pick_device(train.model.device).type == "cuda"
     if shared and train.rollout.kv_gib is None:
         raise ValueError(
-            f"train.rollout.kv_gib: got none for {parallel} runs at a time on a GPU, allowed: the "
-            "GiB that each may take for keys and values"
+            f"train.rollout.kv_gib: expected the GiB of keys and values of each run, as {parallel} "
+            "runs share a GPU; got none"
         )
 
 
 def rate_of(study: Study) -> float:
-    """The largest that was not rejected, which is tried or was taken."""
+    """The rate in use: the largest that was not rejected."""
     rates = study.config.rates
     left = (rate for rate in rates if not study.rejected(rate).exists())
     return next(left, rates[-1])
@@ -100,30 +100,30 @@ def conduct(
     *,
     stop: Callable[[], bool],
     event: Callable[[str], None],
-    look: Callable[[Sequence[str]], None],
+    show: Callable[[Sequence[str]], None],
 ) -> bool:
-    """Run what is left of the study; whether all of it is done. Raises JobFailed and NoRate."""
-    refuse_greedy(study)
+    """Run the remaining jobs; return whether all are done. Raises JobFailed and NoRate."""
+    require_memory_limit(study)
     while True:
         rate = rate_of(study)
         study.write_design(rate, command)
         ended = run_jobs(
-            jobs_of(study),
+            list_jobs(study),
             study.config.parallel,
-            stop=lambda: stop() or not_learnt(study) is not None,
+            stop=lambda: stop() or failed_baseline(study) is not None,
             event=event,
-            look=look,
+            show=show,
         )
-        missed = not_learnt(study)
-        if missed is None:
-            study.write_design(rate, command)  # budgets are known by now
+        failure = failed_baseline(study)
+        if failure is None:
+            study.write_design(rate, command)  # with the planned budgets
             return ended
-        event(f"rate {rate:g}: {missed}")
+        event(f"rate {rate:g}: {failure}")
         _set_aside(study, rate)
 
 
-def jobs_of(study: Study) -> list[Job]:
-    """The plans, and every cell; those that are sparse wait for the plans."""
+def list_jobs(study: Study) -> list[Job]:
+    """The plans and every cell; sparse cells wait for the plans."""
     folder, logs = study.folder.resolve(), study.folder / "logs"
     words = ("study", str(folder / RESOLVED), f"--out={folder}")  # it may have been moved
 
@@ -140,11 +140,11 @@ def jobs_of(study: Study) -> list[Job]:
     return [plans, *map(job, study.cells)]
 
 
-def not_learnt(study: Study) -> str | None:
-    """Which seed of the baseline gained too little; None while some run, or all have learnt."""
+def failed_baseline(study: Study) -> str | None:
+    """The seed of the baseline that gained too little; None while some run, or if all learnt."""
     if not all(map(study.ended, study.baseline_cells)):
         return None
-    design, wanted = StudyDesign.load(study.design), study.config.outcome.gain
+    design, expected = StudyDesign.load(study.design), study.config.outcome.gain
     for seed in design.baseline.seeds:
         cell = judge(read_cell(study.folder, design.baseline, seed), design)
         if cell.status != "done":
@@ -152,19 +152,19 @@ def not_learnt(study: Study) -> str | None:
         if cell.gain is None:
             folder = study.folder / "cells" / cell.name
             raise ValueError(f"{folder / 'validation.jsonl'}: no start, or no evaluation after it")
-        if cell.gain < wanted:
-            return f"{cell.name} gained {cell.gain:+.3f}, wanted {wanted:+.2f}"
+        if cell.gain < expected:
+            return f"{cell.name} gained {cell.gain:+.3f}, expected {expected:+.2f}"
     return None
 
 
 def _set_aside(study: Study, rate: float) -> None:
-    """Keep the cells of a rate that failed, and go on to the next one."""
+    """Move the cells of a failed rate aside, for the next rate to start."""
     rates = study.config.rates
     if rate == rates[-1]:
         raise NoRate(
-            f"at none of the rates {', '.join(f'{rate:g}' for rate in rates)} every seed of "
-            f"{study.config.baseline.name} gains {study.config.outcome.gain}: take an easier task, "
-            "more steps or other rates"
+            f"no rate of {', '.join(f'{rate:g}' for rate in rates)} at which every seed of "
+            f"{study.config.baseline.name} gains {study.config.outcome.gain}: choose an "
+            "easier task, more steps or other rates"
         )
     aside = study.rejected(rate)
     aside.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def _set_aside(study: Study, rate: float) -> None:
 
 
 def state_of(study: Study) -> dict[str, str]:
-    """By cell: what became of it, or the steps that it has taken, or waiting."""
+    """The state of every cell: its outcome, its steps so far, or waiting."""
     return {cell.name: _state(study, cell) for cell in study.cells}
 
 

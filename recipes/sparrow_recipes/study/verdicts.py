@@ -1,59 +1,59 @@
-"""What a study says, in sentences made of its numbers, and of nothing else."""
+"""The verdicts of a study, as sentences made from its numbers alone."""
 
 from sparrow_recipes.study.comparing import PUBLISHED, interval_text
 from sparrow_recipes.study.outcome import ArmOutcome, FixedComparison, StudyResults
 
 
-def with_verdicts(found: StudyResults) -> StudyResults:
-    """The results with what they say."""
-    return found.replace(verdicts=verdicts(found), inconclusive=inconclusive(found))
+def with_verdicts(results: StudyResults) -> StudyResults:
+    """Add the verdicts to the results."""
+    return results.replace(verdicts=verdicts(results), inconclusive=inconclusive(results))
 
 
-def verdicts(found: StudyResults) -> list[str]:
-    """What came out."""
-    reasons = inconclusive(found)
-    said = [
+def verdicts(results: StudyResults) -> list[str]:
+    """The sentences of a study: completeness, learning, collapses, lags, controls, threshold."""
+    reasons = inconclusive(results)
+    sentences = [
         f"Inconclusive: {'; '.join(reasons)}." if reasons else "",
-        incomplete(found),
-        _learnt(found),
-        _collapses(found),
-        *_lags(found),
-        *_controls(found),
-        _threshold_verdict(found),
-        *map(_fixed_verdict, found.schedule_against_fixed),
+        incomplete(results),
+        _learnt(results),
+        _collapses(results),
+        *_lags(results),
+        *_controls(results),
+        _threshold_verdict(results),
+        *map(_fixed_verdict, results.schedule_against_fixed),
     ]
-    return [sentence for sentence in said if sentence]
+    return [sentence for sentence in sentences if sentence]
 
 
-def inconclusive(found: StudyResults) -> list[str]:
-    """Why the study decides nothing; empty where its controls did what they had to."""
-    reasons = (_baseline_fault(found), _positive_fault(found), _negative_fault(found))
+def inconclusive(results: StudyResults) -> list[str]:
+    """Why the study is inconclusive; empty if its controls behaved as required."""
+    reasons = (_baseline_fault(results), _positive_fault(results), _negative_fault(results))
     return [reason for reason in reasons if reason]
 
 
-def incomplete(found: StudyResults) -> str:
-    """Which cells have no result; empty where all have."""
-    cells = [cell for arm in found.arms for cell in arm.cells]
+def incomplete(results: StudyResults) -> str:
+    """The cells without a result; empty if all have one."""
+    cells = [cell for arm in results.arms for cell in arm.cells]
     missing = [f"{cell.name} ({cell.status})" for cell in cells if not cell.measured]
     without = f"{len(missing)} of {len(cells)} cells have no result"
     return f"Incomplete: {without}: {', '.join(missing)}." if missing else ""
 
 
-def _baseline_fault(found: StudyResults) -> str:
-    base, wanted = found.baseline, found.design.gain
+def _baseline_fault(results: StudyResults) -> str:
+    base, expected = results.baseline, results.design.gain
     if base.finals is None:
         return f"the baseline ({base.name}) has no finished run"
     if base.collapsed:
         seeds = ", ".join(map(str, base.collapsed))
         return f"the baseline ({base.name}) itself collapsed (seeds: {seeds})"
     for cell in base.cells:
-        if wanted is not None and cell.gain is not None and cell.gain < wanted:
-            return f"the baseline did not learn: {cell.name} gained {cell.gain:+.3f} of {wanted}"
+        if expected is not None and cell.gain is not None and cell.gain < expected:
+            return f"the baseline did not learn: {cell.name} gained {cell.gain:+.3f} of {expected}"
     return ""
 
 
-def _positive_fault(found: StudyResults) -> str:
-    controls = found.role("collapses")
+def _positive_fault(results: StudyResults) -> str:
+    controls = results.role("collapses")
     names = ", ".join(arm.name for arm in controls)
     if not controls:
         return "no positive control: nothing shows that a collapse would have been seen"
@@ -64,19 +64,19 @@ def _positive_fault(found: StudyResults) -> str:
     return f"no positive control ({names}) collapsed, so that no collapse elsewhere says little"
 
 
-def _negative_fault(found: StudyResults) -> str:
-    controls, control = found.role("flat"), found.negative_control
+def _negative_fault(results: StudyResults) -> str:
+    controls, control = results.role("flat"), results.negative_control
     if not controls:
         return "no negative control: nothing shows that accuracy stays where nothing is learnt"
     if control is None:
         return f"the negative control ({controls[0].name}) has no finished run"
     by = f"{control.change:+.3f}, standard error {control.error:.3f}"
-    said = f"the negative control ({controls[0].name}) moved ({by}), although it does not train"
-    return said if control.moved else ""
+    sentence = f"the negative control ({controls[0].name}) moved ({by}), although it does not train"
+    return sentence if control.moved else ""
 
 
-def _learnt(found: StudyResults) -> str:
-    base = found.baseline
+def _learnt(results: StudyResults) -> str:
+    base = results.baseline
     gains = [f"{cell.gain:+.3f}" for cell in base.cells if cell.gain is not None]
     if base.finals is None or not gains:
         return ""
@@ -86,8 +86,8 @@ def _learnt(found: StudyResults) -> str:
     )
 
 
-def _collapses(found: StudyResults) -> str:
-    arms = found.role("arm")
+def _collapses(results: StudyResults) -> str:
+    arms = results.role("arm")
     if not any(arm.runs for arm in arms):
         return ""
     fallen = [
@@ -102,38 +102,38 @@ def _why(arm: ArmOutcome) -> str:
     return ", ".join(sorted({reason for cell in arm.cells for reason in cell.collapse}))
 
 
-def _lags(found: StudyResults) -> list[str]:
-    gaps = [(arm.name, arm.lags, arm.gap.value) for arm in found.role("arm") if arm.gap]
+def _lags(results: StudyResults) -> list[str]:
+    gaps = [(arm.name, arm.lags, arm.gap.value) for arm in results.role("arm") if arm.gap]
     behind = [f"{name} (by {gap:.3f})" for name, lags, gap in gaps if lags]
     level = [f"{name} ({-gap:+.3f})" for name, lags, gap in gaps if not lags]
-    rule = f"more than {found.design.lag:g} standard errors"
-    said = [f"Below the baseline by {rule}: {', '.join(behind)}."] if behind else []
-    said += [f"Not below it by {rule}: {', '.join(level)}."] if level else []
-    if found.common_variance is None and said:
-        said.append(
+    rule = f"more than {results.design.lag:g} standard errors"
+    sentences = [f"Below the baseline by {rule}: {', '.join(behind)}."] if behind else []
+    sentences += [f"Not below it by {rule}: {', '.join(level)}."] if level else []
+    if results.common_variance is None and sentences:
+        sentences.append(
             "No healthy arm has two seeds, so these errors are of the evaluations alone and know "
             "nothing of how runs differ."
         )
-    return said
+    return sentences
 
 
-def _controls(found: StudyResults) -> list[str]:
-    said = []
-    for arm in found.role("collapses"):
+def _controls(results: StudyResults) -> list[str]:
+    sentences = []
+    for arm in results.role("collapses"):
         held, runs = arm.runs - len(arm.collapsed), arm.runs
         fate = f"did not collapse in {held} of {runs} runs" if held else f"collapsed ({_why(arm)})"
-        said += [f"The positive control {arm.name} {fate}."] if runs else []
-    flat, control = found.role("flat"), found.negative_control
+        sentences += [f"The positive control {arm.name} {fate}."] if runs else []
+    flat, control = results.role("flat"), results.negative_control
     if control is not None and not control.moved:
         by = f"{control.change:+.3f}, standard error {control.error:.3f}"
-        said.append(f"The negative control ({flat[0].name}) stayed where it was ({by}).")
-    return said
+        sentences.append(f"The negative control ({flat[0].name}) stayed where it was ({by}).")
+    return sentences
 
 
-def _threshold_verdict(found: StudyResults) -> str:
-    if found.threshold is None:
+def _threshold_verdict(results: StudyResults) -> str:
+    if results.threshold is None:
         return "No threshold can be given: no arm has a realised p05 and a final accuracy."
-    at = found.threshold
+    at = results.threshold
     if at.value == "open below":
         place = f"below {at.upper:.3f}, the lowest studied"
     elif at.value == "open above":
@@ -141,7 +141,7 @@ def _threshold_verdict(found: StudyResults) -> str:
     else:
         place = f"between {at.lower:.3f} (gap still larger) and {at.upper:.3f} (gap within)"
     return (
-        f"The gap comes within {found.design.tolerance:g} at a realised p05 (worst bin) {place}; "
+        f"The gap comes within {results.design.tolerance:g} at a realised p05 (worst bin) {place}; "
         f"interval over seeds {interval_text(at.low, at.high)}; the published {PUBLISHED:g} lies "
         f"{'inside' if at.holds_published else 'outside'} it."
     )
@@ -151,7 +151,9 @@ def _fixed_verdict(pair: FixedComparison) -> str:
     if pair.accuracy is None:
         return f"{pair.schedule} and {pair.fixed} cannot be compared yet: a run is missing."
     by = f"{pair.accuracy.value:+.3f}, standard error {pair.accuracy.error:.3f}"
-    said = "No difference seen"
+    comparison = "No difference seen"
     if pair.better or pair.worse:
-        said = f"Scheduling was {'better' if pair.better else 'worse'}"
-    return f"{said}: the schedule {pair.schedule} against the fixed budget {pair.fixed} ({by})."
+        comparison = f"Scheduling was {'better' if pair.better else 'worse'}"
+    return (
+        f"{comparison}: the schedule {pair.schedule} against the fixed budget {pair.fixed} ({by})."
+    )

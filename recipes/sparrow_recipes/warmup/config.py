@@ -1,4 +1,4 @@
-"""The configuration of `sparrow warmup`: a small thinking model from nothing, on puzzles."""
+"""The configuration of `sparrow warmup`: a small thinking model trained on puzzles."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -41,7 +41,7 @@ class ShapeConfig(Record):
 
 
 class StageConfig(Record):
-    """A stretch of training: how many steps of how many tokens, on chains of which lengths."""
+    """A stage of training: steps, tokens a step, and lengths of chains."""
 
     steps: Steps
     tokens: Annotated[int, Field(ge=1024, le=2**20)]
@@ -55,7 +55,7 @@ class StageConfig(Record):
 
 
 class DataConfig(Record):
-    """Which puzzles, in which shares of the documents; every family is named, 0 leaves it out."""
+    """The shares of puzzle families among the documents; 0: none."""
 
     seed: Seed = 0
     assignments: Share = 1.0
@@ -65,11 +65,11 @@ class DataConfig(Record):
 
     def _check(self) -> None:
         if not self.assignments + self.countdown + self.graph:
-            raise FieldError("DataConfig", {"assignments": (0, "one share above 0 at least")})
+            raise FieldError("DataConfig", {"assignments": (0, "at least one share above 0")})
 
 
 class WarmupRunConfig(Record):
-    """Where it runs and what it leaves behind."""
+    """Device, dtype and outputs."""
 
     out: Directory | None = None  # None: runs/warmup/NAME
     _older = older_out
@@ -93,7 +93,7 @@ class WarmupConfig(Record):
     def _check(self) -> None:
         # Not by min_length: that would also count a stage that was refused.
         if not 1 <= len(self.stages) <= MOST_STAGES:
-            allowed = f"one stage at least, {MOST_STAGES} at most"
+            allowed = f"1 to {MOST_STAGES} stages"
             raise FieldError("WarmupConfig", {"stages": (len(self.stages), allowed)})
 
     @property

@@ -1,4 +1,4 @@
-"""Puzzles as documents: what the warm-up learns at each of its steps.
+"""The documents of the warm-up: puzzles with gold chains, by step.
 
 The documents of a step are a function of the configuration and the step alone: any process can
 make them, and a resumed run goes on with the ones it would have seen. Imports no torch, so that
@@ -17,7 +17,7 @@ import numpy as np
 from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.episode import Document
 from sparrow.tasks import PUZZLES, Assignments, GraphPath
-from sparrow.tasks.base import EOS, Puzzle, drawn, encode
+from sparrow.tasks.base import EOS, Puzzle, encode, keyed_random
 from sparrow_recipes.warmup.config import DataConfig, StageConfig, WarmupConfig
 
 EVALUATION = 1 << 20  # seeds below are for evaluation, seeds from here on for training
@@ -44,7 +44,7 @@ class PuzzleDocuments(Record):
 
     def __call__(self, step: int) -> list[Document]:
         stage = self._stage(step)
-        rng = drawn("documents", self.data.seed, step)
+        rng = keyed_random("documents", self.data.seed, step)
         documents: list[Document] = []
         tokens = 0
         while True:
@@ -57,7 +57,7 @@ class PuzzleDocuments(Record):
     def _stage(self, step: int) -> StageConfig:
         ends = list(accumulate(stage.steps for stage in self.stages))
         if step >= ends[-1]:
-            raise ValueError(f"step {step} lies behind the last stage")
+            raise ValueError(f"step {step} is after the last stage")
         return self.stages[bisect_right(ends, step)]
 
     def _fitting(self, rng: Random, stage: StageConfig) -> Document:
@@ -84,7 +84,7 @@ class PuzzleDocuments(Record):
 
 
 def make_documents(**plain: Any) -> Callable[[int], list[dict[str, Any]]]:
-    """What a worker process does with a step: its documents as JSON."""
+    """The work of a worker process: the documents of a step as JSON."""
     maker = from_dict(PuzzleDocuments, plain)
     return lambda step: [to_dict(document) for document in maker(step)]
 

@@ -24,7 +24,7 @@ from sparrow.schema.base import from_dict
 from sparrow.schema.episode import Document
 from sparrow.schema.train import OptimiserConfig
 from sparrow.training.optimiser import adamw, rate_at
-from sparrow.training.packing import Pack, attention_of, pack
+from sparrow.training.packing import Pack, pack, packed_attention
 from sparrow_recipes.warmup.documents import PuzzleDocuments
 
 AHEAD = 3  # packs in the making per worker
@@ -34,7 +34,7 @@ LONGEST = 1 << 30  # bytes of them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """What one step saw; tensors, so that reading them may wait until it is time to."""
+    """Statistics of a step, as tensors: reading them waits for the device."""
 
     step: int
     rate: float
@@ -45,7 +45,7 @@ class StepStats:
     gradient: Tensor
 
     def plain(self) -> dict[str, Any]:
-        """As a line of a curve; waits for the device."""
+        """A line of the curve; waits for the device."""
         means = {name: getattr(self, name).item() for name in ("loss", "entropy", "gradient")}
         return {
             "step": self.step,
@@ -68,13 +68,13 @@ class Supervised:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if model.dtype != torch.float32:
-            raise ValueError(f"training wants float32 weights, the model has {model.dtype}")
+            raise ValueError(f"training needs float32 weights, the model has {model.dtype}")
         self.model, self.config, self.steps, self.dtype = model, optimiser, steps, dtype
         self.optimiser = adamw(model, optimiser)
         self.next = 0
 
     def step(self, pack: Pack) -> StepStats:
-        """One update by one pack, which is moved to the model's device."""
+        """Take an optimiser step on a pack."""
         pack = pack.to(self.model.device)
         rate = rate_at(self.config, self.next, self.steps)
         for group in self.optimiser.param_groups:
@@ -102,13 +102,13 @@ class Supervised:
             torch.autocast(device, dtype=self.dtype, enabled=self.dtype != torch.float32),
             ops.using("reference"),
         ):
-            attention = attention_of(pack, self.dtype)
+            attention = packed_attention(pack, self.dtype)
             hidden_TC = self.model(pack.ids_T, pack.positions_T, attention)
         stats = ops.token_stats(hidden_TC[pack.sources_R].float(), self.model.head, pack.targets_R)
         return -stats.logprob.mean(), stats.entropy.detach().mean()
 
     def state(self) -> dict[str, Any]:
-        """Everything that a resumed run needs."""
+        """The state for a checkpoint."""
         return {
             "next": self.next,
             "model": self.model.state_dict(),
@@ -121,9 +121,8 @@ class Supervised:
         self.next = state["next"]
 
 
-# Packs made ahead of the training step, by other processes; each is a function of its step. Nothing
-# is remembered between steps, so a resumed run sees the packs that it would have seen, and it does
-# not matter how many processes make them. Documents come from them as JSON.
+# Packs are made ahead by other processes; each is a function of its step, so neither a resume nor
+# the number of processes changes them. Documents are exchanged as JSON.
 
 
 def packs(make: PuzzleDocuments, start: int, stop: int, *, workers: int = 0) -> Iterator[Pack]:
@@ -158,7 +157,7 @@ def _in_order(
 
 
 def _documents(idle: "SimpleQueue[Worker]", step: int) -> list[Document]:
-    """The documents of a step, from the process that is idle next."""
+    """The documents of a step, from the next idle process."""
     process = idle.get()
     try:
         return [from_dict(Document, document) for document in process.ask(step, DEADLINE)]

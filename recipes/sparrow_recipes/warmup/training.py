@@ -1,4 +1,4 @@
-"""`sparrow warmup`: a thinking model from nothing. Puzzles in, a model folder and its curve out.
+"""`sparrow warmup`: train a small thinking model from random weights on puzzles.
 
 A run directory holds the resolved configuration, one JSON line per step (curve.jsonl), the latest
 checkpoint, and at the end the model. Started again, it goes on where it stopped.
@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from sparrow import load, random, save
 from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.dataflow.run_files import LineFile, lines_by_step
 from sparrow.engine.memory import host_memory
 from sparrow.files import FolderLock, remove_unfinished, write_whole
-from sparrow.models import Decoder, ModelSpec, load, random, save
+from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.decoder import Layer
 from sparrow.models.spec import Rope
@@ -28,7 +29,7 @@ from sparrow_recipes.warmup.documents import PuzzleDocuments
 from sparrow_recipes.warmup.supervised import StepStats, Supervised, packs
 
 CURVE, CHECKPOINTS, MODEL = "curve.jsonl", "checkpoints", "model"
-READ_EVERY = 20  # steps between looks at the device: a look waits for it
+READ_EVERY = 20  # steps between reads of the loss, which wait for the device
 REMOVE = "remove the run directory to begin anew"
 OnStep = Callable[[dict[str, Any]], None]
 
@@ -47,9 +48,9 @@ def spec_of(shape: ShapeConfig) -> ModelSpec:
 
 
 def new_trainer(config: WarmupConfig, *, resumed: bool = False) -> Supervised:
-    """The trainer at step 0: weights are drawn on the CPU, so that every machine has the same.
+    """The trainer at step 0, with the same random weights on every machine (drawn on the CPU).
 
-    A resumed one is about to get its weights from a checkpoint, and needs no start.
+    A resumed one gets its weights from a checkpoint, and skips the start.
     """
     device = pick_device(config.run.device)
     spec = spec_of(config.model)
@@ -62,14 +63,14 @@ def new_trainer(config: WarmupConfig, *, resumed: bool = False) -> Supervised:
 
 
 def narrowed(model: Decoder, spec: ModelSpec) -> Decoder:
-    """The model in another spec, which may differ from its own in context and MLP width alone.
+    """Convert a model to another spec, which may differ in context and MLP width only.
 
     Of every MLP the channels whose weights are largest stay, in their order.
     """
     width = min(spec.intermediate, model.spec.intermediate)
     if replace(model.spec, intermediate=width, max_positions=spec.max_positions) != spec:
         allowed = "the context and fewer MLP channels"
-        raise ValueError(f"{model.spec} cannot become {spec}, only {allowed} may differ")
+        raise ValueError(f"cannot convert {model.spec} to {spec}: only {allowed} may differ")
     small = random(spec, dtype=model.dtype, device=model.device)
     state = model.state_dict()
     for index, layer in enumerate(model.layers):
@@ -87,16 +88,16 @@ def narrowed(model: Decoder, spec: ModelSpec) -> Decoder:
 def warm_up(
     config: WarmupConfig, *, until: int | None = None, on_step: OnStep | None = None
 ) -> Path | None:
-    """Train to the end, or `until` a step; the model's folder, or None where that ends it.
+    """Train to the end, or `until` a step; return the model's folder, or None at `until`.
 
     A run that has ended is not run again; a directory of another configuration is refused.
     """
     folder = run_directory(config)
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; name another run.out")
+        raise ValueError(f"{folder} is not a folder; choose another run.out")
     if (folder / MODEL).exists():
         if load_checkpoint(config, folder) is None:
-            raise ValueError(f"{folder / MODEL} is there, but no checkpoint: what made it?")
+            raise ValueError(f"{folder} has a model but no checkpoint; choose another run.out")
         return folder / MODEL
     _check_memory(config)
     _check_stages(config)
@@ -115,7 +116,7 @@ def run_directory(config: WarmupConfig) -> Path:
 
 
 def load_checkpoint(config: WarmupConfig, folder: Path) -> dict[str, Any] | None:
-    """The state in a run directory, None where there is none; of a damaged one ValueError."""
+    """The state in a run directory; None without one, ValueError if it is damaged."""
     faults: list[str] = []
     checkpoints = Checkpoints(folder / CHECKPOINTS, 1, report=faults.append)
     step = checkpoints.latest()
@@ -125,13 +126,13 @@ def load_checkpoint(config: WarmupConfig, folder: Path) -> dict[str, Any] | None
 
 
 def _identity(config: WarmupConfig) -> str:
-    """What must be equal for a run to go on: all but where it runs, and the products' dtype."""
+    """What must not change when a run is resumed: all settings but `run`, and the dtype."""
     dtype = pick_dtype(config.run.dtype, pick_device(config.run.device), {})
     return f"{dtype} {config.model_dump_json(exclude={'run'})}"
 
 
 def _resume(config: WarmupConfig, folder: Path) -> Supervised:
-    """The trainer at the start, or where a checkpoint was made; the curve is cut there."""
+    """The trainer at the start or at a checkpoint; the curve is cut there."""
     state = load_checkpoint(config, folder)
     trainer = new_trainer(config, resumed=state is not None)
     save_resolved(config, folder)
@@ -153,7 +154,7 @@ def _train_to(
     until: int | None,
     on_step: OnStep | None,
 ) -> None:
-    """Train, with a line of the curve for each step and checkpoints now and then."""
+    """Train, with a line of the curve per step, and checkpoints."""
     checkpoints = Checkpoints(folder / CHECKPOINTS, 1)
     with closing(LineFile(folder / CURVE)) as curve:
         for line in train(trainer, config, until=until):
@@ -168,7 +169,7 @@ def _train_to(
 def train(
     trainer: Supervised, config: WarmupConfig, *, until: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Run the steps that are left; a line of the curve for each, some steps late."""
+    """Run the remaining steps; their lines of the curve come a few steps late."""
     stop = min(config.steps, config.steps if until is None else until)
     make = PuzzleDocuments.of(config)
     unread: list[StepStats] = []
@@ -192,18 +193,18 @@ def _refuse_nan(line: dict[str, Any]) -> None:
 
 
 def _check_memory(config: WarmupConfig) -> None:
-    """Refuse a shape whose weights, gradients and moments this machine cannot hold."""
+    """Raise if weights, gradients and moments of a shape exceed this machine's memory."""
     copies = 4 if pick_device(config.run.device).type == "cpu" else 1
     needed, there = copies * 4 * spec_of(config.model).parameters(), host_memory()
     if needed > there:
         raise ValueError(
-            f"model: got a shape that takes {needed / 2**30:.3g} GiB to train, allowed: at most "
-            f"{there / 2**30:.3g} GiB, the memory of this machine"
+            f"model: training this shape needs {needed / 2**30:.3g} GiB, this machine has "
+            f"{there / 2**30:.3g} GiB"
         )
 
 
 def _check_stages(config: WarmupConfig) -> None:
-    """Make the first documents of every stage: one that cannot be filled is found at the start."""
+    """Make the first documents of every stage, so that an impossible stage fails at the start."""
     make, first = PuzzleDocuments.of(config), 0
     for stage in config.stages:
         make(first)

@@ -1,1 +1,1 @@
-"""Flows on trial: is one right, how good is it on a real model, and where does it err."""
+"""Tests of flows: correctness, acceptance on a real model, attention error."""

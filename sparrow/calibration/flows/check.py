@@ -1,4 +1,4 @@
-"""Is a flow right, and what does it cost: its program, its bytes, and a differential test.
+"""Checks a flow: its program, its bytes, and a differential test of its implementations.
 
 The test decodes random sequences token by token through a page cache, as an engine does, and scores
 the same sequences in one pass, as calibration and training do. Both must keep the same pages. Where
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sparrow import ops
-from sparrow.calibration.flows.score import Case, kept_pages, mask_of
+from sparrow.calibration.flows.score import Selection, kept_pages, page_mask
 from sparrow.schema.flow import FlowCheck, FlowField, FlowTest
 from sparrow.sparse.compile.kernels import module
 from sparrow.sparse.flows.flow import Flow, Program, trace
@@ -30,7 +30,7 @@ MOST_NEAR = 0.02  # of all choices may differ by near ties, unless a trial is ma
 
 
 def kernels(program: Program) -> dict[str, str]:
-    """The kernels that a GPU would run, generated here and now; or why there are none.
+    """Describe the generated kernels of a program, or why there are none.
 
     Generating needs neither a GPU nor Triton. A flow without kernels runs on CPUs only.
     """
@@ -53,7 +53,7 @@ def kernels(program: Program) -> dict[str, str]:
 
 
 class Trial(NamedTuple):
-    """A random sequence under a budget: what is tried."""
+    """A random sequence under a budget, for the differential test."""
 
     what: str
     length: int
@@ -95,7 +95,7 @@ def check(
     program, keys = trace(flow, page, head_size, group), torch.bfloat16
     mean, stored = 2 * head_size, program.bytes(keys)
     counts = Counter(node.op for node in program.nodes if node.inputs)
-    bed = None if program.score is None else _Bed(flow, program, torch.device(device), seed)
+    bed = None if program.score is None else _Trials(flow, program, torch.device(device), seed)
     tests = () if bed is None else tuple(bed.compare())
     return FlowCheck(
         flow=program.name,
@@ -104,8 +104,8 @@ def check(
         head_size=head_size,
         group=group,
         fields=tuple(
-            FlowField(name=own.name, kind=own.form.kind, shape=own.shape, bytes=own.bytes(keys))
-            for own in program.fields
+            FlowField(name=item.name, kind=item.form.kind, shape=item.shape, bytes=item.bytes(keys))
+            for item in program.fields
         ),
         bytes=stored,
         of_mean=stored / mean,
@@ -122,13 +122,13 @@ def check(
     )
 
 
-class _Bed:
-    """Random sequences side by side, and the pages that each way keeps of them."""
+class _Trials:
+    """Random sequences, and the pages that each implementation keeps of them."""
 
     def __init__(self, flow: Flow, program: Program, device: torch.device, seed: int) -> None:
         self.rule = Rule(flow=flow, dense_layers=frozenset())
         self.program, self.device = program, device
-        self.kv_heads = _heads_of(program)
+        self.kv_heads = _kv_heads(program)
         self.cases = sequences(program.page, self.rule.first + self.rule.last)
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         draw = torch.Generator().manual_seed(seed)
@@ -185,7 +185,7 @@ class _Bed:
 
     def _select(self, row: int, score_SGM: Tensor) -> Tensor:
         lengths_S = torch.arange(1, len(score_SGM) + 1, device=self.device)
-        case = Case(rule=self.rule, page=self.program.page, budget=self.cases[row].budget)
+        case = Selection(rule=self.rule, page=self.program.page, budget=self.cases[row].budget)
         return kept_pages(case, score_SGM, lengths_S, self.rule.mass)
 
     # Token by token.
@@ -204,10 +204,10 @@ class _Bed:
             slots_B = block_B * self.program.page + at % self.program.page
             slots_B = torch.where(length_B > 0, slots_B, -1)
             self.rule.append(cache, 0, k_SBGD[at], v_SBGD[at], slots_B)
-            given = (q_SBHD[at], self.table_BM, length_B, budgets_B, rows_B)
-            lists = self.rule.select(cache, 0, *given)
+            row_inputs = (q_SBHD[at], self.table_BM, length_B, budgets_B, rows_B)
+            lists = self.rule.select(cache, 0, *row_inputs)
             assert lists is not None
-            kept.append(mask_of(lists, self.width))
+            kept.append(page_mask(lists, self.width))
         every_SBGM = torch.stack(kept)
         return [
             every_SBGM[: case.length, row, :, : -(-case.length // self.program.page)]
@@ -217,13 +217,13 @@ class _Bed:
     def _cache(self) -> ops.PageCache:
         page, head_size = self.program.page, self.program.head_size
         kv = ops.kv_fields(page, head_size, self.dtype)
-        own = self.rule.fields(page=page, head_size=head_size, dtype=self.dtype)
+        summaries = self.rule.fields(page=page, head_size=head_size, dtype=self.dtype)
         cache = ops.PageCache(
             layers=1,
             kv_heads=self.kv_heads,
             page=page,
             pages=self.table_BM.numel(),
-            page_fields=(*kv, *own),
+            page_fields=(*kv, *summaries),
             slots=len(self.cases),
             state_fields=self.rule.states(self.width),
             device=self.device,
@@ -271,16 +271,16 @@ class _Bed:
             mass_M = score_M.nan_to_num(nan=0.0, neginf=0.0).clamp(min=0)
             held = float(mass_M[fewer_M].sum()) / max(float(mass_M.sum()), 1e-30)
             return abs(held - self.rule.mass) <= self._rounding()
-        own, other = (score_M[x & ~y].sort().values for x, y in ((a_M, b_M), (b_M, a_M)))
-        return len(own) == len(other) and bool(((own - other).abs() <= room).all())
+        scores, others = (score_M[x & ~y].sort().values for x, y in ((a_M, b_M), (b_M, a_M)))
+        return len(scores) == len(others) and bool(((scores - others).abs() <= room).all())
 
     def _rounding(self) -> float:
         kinds = [field.form.kind for field in self.program.fields]
-        own = "bf16" if self.dtype == torch.bfloat16 else "fp32"
-        return max(ROUNDING[own if kind == "keys" else kind] for kind in ["fp32", *kinds])
+        keys = "bf16" if self.dtype == torch.bfloat16 else "fp32"
+        return max(ROUNDING[keys if kind == "keys" else kind] for kind in ["fp32", *kinds])
 
 
-def _heads_of(program: Program) -> int:
+def _kv_heads(program: Program) -> int:
     """KV heads to test with: as many as learned weights have, where a program has some."""
     for node in in_order([*program.summary, *program.nodes]):
         if node.op == "constant" and node.given[1] == "by head":

@@ -1,4 +1,4 @@
-"""How good flows are on a real model: p05 of exact acceptance on long texts, and why.
+"""Scores flows on a real model: p05 of exact acceptance on long texts, and attention error.
 
 Every text is read once densely; on that pass the attention error of all flows is measured. Then the
 text runs once for each flow and budget with sparse attention (keys and values by the sparse
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.calibration.flows.texts import Text
-from sparrow.calibration.replay import Arm, acceptances, arm, read, variant_of
+from sparrow.calibration.replay import Arm, acceptances, make_arm, read, variant_of
 from sparrow.calibration.store import Store
 from sparrow.models import Decoder, fingerprint
 from sparrow.schema.flow import Configuration, Errors, FlowScore, FlowScores, FlowText
@@ -53,28 +53,28 @@ class FlowCell(NamedTuple):
 
     @property
     def key(self) -> Figures:
-        own = {"digest": self.variant.digest, "budget": self.budget}
-        return own | dict(self.configuration) | {"measure": MEASURE}
+        program = {"digest": self.variant.digest, "budget": self.budget}
+        return program | dict(self.configuration) | {"measure": MEASURE}
 
     @property
-    def case(self) -> "Case":
+    def case(self) -> "Selection":
         assert self.arm.schedule is not None
         rule = Rule.of(self.arm.schedule, self.arm.flow)
-        return Case(rule=rule, page=self.configuration.page, budget=self.budget)
+        return Selection(rule=rule, page=self.configuration.page, budget=self.budget)
 
 
-class Sample(FlowText):
+class TokenizedText(FlowText):
     """A text in tokens of a model."""
 
     ids: tuple[int, ...]
 
 
-def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Sample]:
+def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[TokenizedText]:
     """The first `tokens` tokens of every text; all must have so many.
 
     Their sha256 is that of the tokens: equal ones are equal, wherever the text came from.
     """
-    made = []
+    tokenized = []
     for text in texts:
         try:
             ids = tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -87,8 +87,8 @@ def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Sample]:
             raise ValueError(f"text {text.name!r} has {len(ids)} tokens, {tokens} are asked for")
         digest = hashlib.sha256(np.asarray(ids[:tokens], np.int64).tobytes()).hexdigest()[:16]
         about = {"name": text.name, "kind": text.kind, "sha256": digest, "note": text.note}
-        made.append(Sample(**about, ids=tuple(ids[:tokens])))
-    return made
+        tokenized.append(TokenizedText(**about, ids=tuple(ids[:tokens])))
+    return tokenized
 
 
 def append_leaderboard(file: str | Path, scores: FlowScores) -> int:
@@ -106,7 +106,7 @@ def append_leaderboard(file: str | Path, scores: FlowScores) -> int:
 
 def score(
     model: Decoder,
-    texts: Sequence[Sample],
+    texts: Sequence[TokenizedText],
     flows: Sequence[Flow],
     budgets: Sequence[int],
     *,
@@ -128,12 +128,12 @@ def score(
 
     def tell(done: int, what: str) -> None:
         if progress is not None:
-            progress(len(found) * len(cells) + done, len(texts) * len(cells), what)
+            progress(len(figures) * len(cells) + done, len(texts) * len(cells), what)
 
-    found: list[list[Figures]] = []
+    figures: list[list[Figures]] = []
     for text in texts:
         keys = [{"model": weights, "text": text.sha256} | cell.key for cell in cells]
-        found.append(_measure(model, text, cells, keys, store, tell))
+        figures.append(_measure(model, text, cells, keys, store, tell))
     return FlowScores(
         model=model.source.name if model.source else "random weights",
         fingerprint=weights,
@@ -142,15 +142,18 @@ def score(
         tokens=len(texts[0].ids),
         texts=tuple(FlowText(**text.model_dump(exclude={"ids"})) for text in texts),
         configuration=configuration,
-        rows=tuple(_rows(model, cells, found, [(flow, configuration) for flow in flows])),
+        rows=tuple(_rows(model, cells, figures, [(flow, configuration) for flow in flows])),
     )
 
 
 def _check(
-    model: Decoder, texts: Sequence[Sample], budgets: Sequence[int], configuration: Configuration
+    model: Decoder,
+    texts: Sequence[TokenizedText],
+    budgets: Sequence[int],
+    configuration: Configuration,
 ) -> None:
     if not budgets:
-        raise ValueError("got no budget to score flows under, allowed: one or more")
+        raise ValueError("expected at least one budget")
     tokens, room, layers = len(texts[0].ids), model.spec.max_positions, model.spec.layers
     if not 1 < tokens <= room:
         raise ValueError(f"got {tokens} tokens a text, allowed: 2 to {room}, the model's context")
@@ -170,22 +173,22 @@ def _cells(
     for flow, configuration in places:
         variant = variant_of(flow, flow.name, model.spec, **dict(configuration))
         for budget in budgets:
-            cell = FlowCell(configuration, variant, arm(variant, flow, budget), budget)
+            cell = FlowCell(configuration, variant, make_arm(variant, flow, budget), budget)
             unique.setdefault(repr(cell.key), cell)
     return list(unique.values())
 
 
 def _measure(
     model: Decoder,
-    text: Sample,
+    text: TokenizedText,
     cells: Sequence[FlowCell],
     keys: Sequence[Figures],
     store: Store,
     tell: Callable[[int, str], None],
 ) -> list[Figures]:
     """The figures of all cells on one text: kept ones, and those made now."""
-    found = [store.get(key) for key in keys]
-    missing = [n for n, figures in enumerate(found) if figures is None]
+    results = [store.get(key) for key in keys]
+    missing = [n for n, figures in enumerate(results) if figures is None]
     if missing:
         tell(0, f"{text.name}: dense")
         probe = Probe([cells[n].case for n in missing])
@@ -197,11 +200,11 @@ def _measure(
             alpha = acceptances(model, dense, 1, arm.schedule, arm.flow).cpu().numpy()
             figures = {"name": text.name, "flow": arm.flow.name, **dict(whole)}
             figures |= {"p05": float(np.quantile(alpha, TAIL)), "mean": float(alpha.mean())}
-            figures["layers"] = {str(layer): _errors([dict(own)]) for layer, own in layers.items()}
+            figures["layers"] = {str(at): _errors([dict(error)]) for at, error in layers.items()}
             figures["seconds"] = round(time.perf_counter() - start, 3)
-            found[n] = store.put(keys[n], figures)
+            results[n] = store.put(keys[n], figures)
     tell(len(cells), text.name)
-    return [figures for figures in found if figures is not None]
+    return [figures for figures in results if figures is not None]
 
 
 # What comes out.
@@ -210,11 +213,11 @@ def _measure(
 def _rows(
     model: Decoder,
     cells: Sequence[FlowCell],
-    found: Sequence[Sequence[Figures]],
+    results: Sequence[Sequence[Figures]],
     submitted: Sequence[tuple[Flow, Configuration]],
 ) -> list[FlowScore]:
     """A row of every cell. found: by text, the figures of every cell."""
-    p05 = np.array([[figures["p05"] for figures in text] for text in found])
+    p05 = np.array([[figures["p05"] for figures in text] for text in results])
     pages = {cell.configuration.page for cell in cells}
     plain = {variant_of(block_mean, "", model.spec, page=page).digest for page in pages}
     base = {
@@ -223,8 +226,8 @@ def _rows(
         if cell.variant.digest in plain
     }
     rows = []
-    for n, (own, variant, kept, budget) in enumerate(cells):
-        mean, reference = base[own, budget], base.get((REFERENCE, budget))
+    for n, (configuration, variant, kept, budget) in enumerate(cells):
+        mean, reference = base[configuration, budget], base.get((REFERENCE, budget))
         gains = interval("p05", p05[:, n]) | interval("gain", p05[:, n] - mean)
         if reference is not None:
             gains |= interval("configuration_gain", mean - reference)
@@ -235,10 +238,10 @@ def _rows(
                 bytes=variant.field_bytes,
                 of_mean=variant.field_bytes / (2 * model.spec.head_size),
                 budget=budget,
-                **dict(own),
-                submitted=(kept.flow, own) in submitted,
+                **dict(configuration),
+                submitted=(kept.flow, configuration) in submitted,
                 **gains,
-                **_means([text[n] for text in found]),
+                **_means([text[n] for text in results]),
             )
         )
     return rows
@@ -246,25 +249,25 @@ def _rows(
 
 def _means(figures: Sequence[Figures]) -> Figures:
     """Means over texts of the attention errors, and p05 of each text."""
-    layers = dict.fromkeys(layer for own in figures for layer in own["layers"])
+    layers = dict.fromkeys(layer for text in figures for layer in text["layers"])
     return {
         **_errors(figures),
-        "mean": _mean([own["mean"] for own in figures]),
-        "p05_by_text": tuple(own["p05"] for own in figures),
+        "mean": _mean([text["mean"] for text in figures]),
+        "p05_by_text": tuple(text["p05"] for text in figures),
         "layers": {
-            n: Errors(**_errors([own["layers"].get(n, {}) for own in figures])) for n in layers
+            n: Errors(**_errors([text["layers"].get(n, {}) for text in figures])) for n in layers
         },
-        "seconds": _mean([own["seconds"] for own in figures]),
+        "seconds": _mean([text["seconds"] for text in figures]),
     }
 
 
 def _errors(figures: Sequence[Mapping[str, Any]]) -> Figures:
-    return {name: _mean([own.get(name) for own in figures]) for name in Errors.model_fields}
+    return {name: _mean([text.get(name) for text in figures]) for name in Errors.model_fields}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    numbers = [value for value in values if value is not None]
+    return float(np.mean(numbers)) if numbers else None
 
 
 def interval(name: str, values: np.ndarray) -> Figures:
@@ -286,7 +289,7 @@ def interval(name: str, values: np.ndarray) -> Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Selection:
     """A rule with pages of a size, under a budget of tokens."""
 
     rule: Rule
@@ -301,9 +304,9 @@ class AttentionError(Errors):
 
 
 class Probe:
-    """Dense attention for a decoder that measures cases on its way: one pass for all of them."""
+    """Dense attention that also measures the attention error of all cases, in one pass."""
 
-    def __init__(self, cases: Sequence[Case]) -> None:
+    def __init__(self, cases: Sequence[Selection]) -> None:
         self.cases = tuple(cases)
         self._sums: dict[tuple[int, int], Tensor] = {}  # of a case and layer: SUMS
 
@@ -322,21 +325,21 @@ class Probe:
             }
             if not biting:
                 continue
-            seen = _Seen(q_THD, k_TGD, v_TGD, start, stop, scale)
+            seen = _DenseAttention(q_THD, k_TGD, v_TGD, start, stop, scale)
             for index, case in biting.items():
-                sums = _sums_of(case, seen, scores[case.rule, case.page](start, stop))
+                sums = _block_sums(case, seen, scores[case.rule, case.page](start, stop))
                 self._sums[index, layer] = self._sums.get((index, layer), 0.0) + sums
         bounds = torch.tensor([0, len(q_THD)], device=q_THD.device)
         return ops.attend_causal(q_THD, k_TGD, v_TGD, bounds, scale=scale)
 
     def results(self) -> list[tuple[AttentionError, dict[int, AttentionError]]]:
         """Of every case, the mean over its sparse layers, and by layer."""
-        found = []
+        errors = []
         for index in range(len(self.cases)):
-            own = {layer: sums for (case, layer), sums in self._sums.items() if case == index}
-            by_layer = {layer: _mean_error([sums]) for layer, sums in own.items()}
-            found.append((_mean_error([*own.values()]), by_layer))
-        return found
+            totals = {layer: sums for (case, layer), sums in self._sums.items() if case == index}
+            by_layer = {layer: _mean_error([sums]) for layer, sums in totals.items()}
+            errors.append((_mean_error([*totals.values()]), by_layer))
+        return errors
 
 
 def blocks(length: int) -> Iterator[tuple[int, int]]:
@@ -346,7 +349,7 @@ def blocks(length: int) -> Iterator[tuple[int, int]]:
         yield max(0, stop - QUERIES), stop
 
 
-class _Seen:
+class _DenseAttention:
     """A block of queries: their true attention weights and outputs."""
 
     def __init__(
@@ -382,7 +385,7 @@ class _Seen:
         return change_n / out_n.clamp(min=1e-30)
 
 
-def _sums_of(case: Case, seen: _Seen, score_nGM: Tensor) -> Tensor:
+def _block_sums(case: Selection, seen: _DenseAttention, score_nGM: Tensor) -> Tensor:
     """The sums of one block, float64 [SUMS]."""
     truth_nGM = seen.masses(case.page)
     room = truth_nGM.shape[2] - score_nGM.shape[2]
@@ -406,15 +409,15 @@ def _sums_of(case: Case, seen: _Seen, score_nGM: Tensor) -> Tensor:
     return torch.stack([part.double() for part in parts])
 
 
-def kept_pages(case: Case, score_nGM: Tensor, length_n: Tensor, mass: float | None) -> Tensor:
+def kept_pages(case: Selection, score_nGM: Tensor, length_n: Tensor, mass: float | None) -> Tensor:
     """The pages that scores keep under the case's budget, bool [n, G, M]."""
     choice: dict[str, Any] = {"first": case.rule.first, "last": case.rule.last, "mass": mass}
     budget_n = torch.full_like(length_n, case.budget)
     lists = ops.select_pages(score_nGM.contiguous(), length_n, budget_n, page=case.page, **choice)
-    return mask_of(lists, score_nGM.shape[2])
+    return page_mask(lists, score_nGM.shape[2])
 
 
-def mask_of(lists: ops.PageLists, pages: int) -> Tensor:
+def page_mask(lists: ops.PageLists, pages: int) -> Tensor:
     """Page lists as a mask over the pages of a sequence, bool [B, G, pages]."""
     place = torch.where(lists.pages < 0, pages, lists.pages).long()
     mask = torch.zeros((*place.shape[:2], pages + 1), dtype=torch.bool, device=place.device)
@@ -423,14 +426,14 @@ def mask_of(lists: ops.PageLists, pages: int) -> Tensor:
 
 def _mean_error(layers: Sequence[Tensor]) -> AttentionError:
     """Layers count alike: the mean over layers of their own means."""
-    sums = [own for own in (layer.tolist() for layer in layers) if own[4]]
-    count = int(sum(own[4] for own in sums))
+    sums = [row for row in (layer.tolist() for layer in layers) if row[4]]
+    count = int(sum(row[4] for row in sums))
     if not count:
         return AttentionError()
-    recalls = [own[0] / own[1] for own in sums if own[1]]
+    recalls = [row[0] / row[1] for row in sums if row[1]]
     return AttentionError(
         recall=sum(recalls) / len(recalls) if recalls else None,
-        mass=sum(own[2] / own[4] for own in sums) / len(sums),
-        error=sum(own[3] / own[4] for own in sums) / len(sums),
+        mass=sum(row[2] / row[4] for row in sums) / len(sums),
+        error=sum(row[3] / row[4] for row in sums) / len(sums),
         queries=count,
     )

@@ -31,7 +31,7 @@ class Text(NamedTuple):
     note: str = ""
 
 
-class Source(NamedTuple):
+class TextSource(NamedTuple):
     """Where a text is found: a file of a package or module, or METADATA of a distribution.
 
     sha256 is that of the whole file, as it was measured in docs/log.md.
@@ -45,13 +45,13 @@ class Source(NamedTuple):
 
     def file(self) -> Path:
         """The file, wherever this Python has it; ValueError where it has none."""
-        found = self._in_metadata() if self.path == METADATA else self._in_package()
-        if found is None or not found.is_file():
+        path = self._in_metadata() if self.path == METADATA else self._in_package()
+        if path is None or not path.is_file():
             raise ValueError(
                 f"text {self.name!r}: {self.package} has no {self.path or 'source'} here; give a "
                 "folder of texts instead"
             )
-        return found
+        return path
 
     def _in_package(self) -> Path | None:
         spec = find_spec(self.package)
@@ -64,8 +64,8 @@ class Source(NamedTuple):
             held = distribution(self.package).files or []
         except PackageNotFoundError:
             return None
-        found = [file for file in held if file.match(f"*.dist-info/{METADATA}")]
-        return Path(str(found[0].locate())) if found else None
+        matches = [file for file in held if file.match(f"*.dist-info/{METADATA}")]
+        return Path(str(matches[0].locate())) if matches else None
 
     def read(self) -> Text:
         data = self.file().read_bytes()
@@ -79,7 +79,7 @@ class Source(NamedTuple):
 
 
 _LISTED = files(__package__).joinpath("texts.json").read_text(encoding="utf-8")
-SOURCES = tuple(Source(**about) for about in json.loads(_LISTED))
+SOURCES = tuple(TextSource(**about) for about in json.loads(_LISTED))
 
 
 def standard(report: Callable[[str], None] | None = None) -> list[Text]:

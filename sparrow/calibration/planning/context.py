@@ -1,4 +1,4 @@
-"""What plans of one surface stand on: the model's shape, a machine, a workload, and its prices.
+"""The context of planning: the model's shape, a machine, a workload, and the cost of budgets.
 
 A workload is how many sequences of which lengths one rollout has to generate, how many at once. The
 price of a budget is the time of the rows in a bin of lengths, over the trace of the workload.
@@ -55,12 +55,12 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.lengths) <= MOST_SEQUENCES:
-            given = f"got {len(self.lengths)} sequences"
+            actual = f"got {len(self.lengths)} sequences"
             allowed = f"1 to {MOST_SEQUENCES}; --prompts draws so many of them"
-            raise ValueError(f"workload {self.name}: {given}, allowed: {allowed}")
+            raise ValueError(f"workload {self.name}: {actual}, allowed: {allowed}")
         if not 2 <= self.lengths.min() <= self.lengths.max() <= LONGEST:
-            given = f"{self.lengths.min()} to {self.lengths.max()} tokens"
-            raise ValueError(f"workload {self.name}: got {given}, allowed: 2 to {LONGEST}")
+            actual = f"{self.lengths.min()} to {self.lengths.max()} tokens"
+            raise ValueError(f"workload {self.name}: got {actual}, allowed: 2 to {LONGEST}")
 
     @property
     def shortest_prompt(self) -> int:
@@ -77,19 +77,19 @@ class Workload:
 
 
 def workload(surface: Surface, config: PlanConfig) -> Workload:
-    """The workload that was asked for: "published", "surface" (lengths measured), or a file.
+    """Return the workload of a configuration: "published", "surface" (measured lengths) or a file.
 
     Where nothing is said, it is that of the surface's own answers. With `prompts`, so many times
     `samples` sequences are drawn from the lengths, always the same; samples of a prompt do not
     share its memory here. Lengths end where nothing was measured.
     """
-    own = surface.mode == "generated" and surface.lengths
-    name = config.lengths or ("surface" if own else PUBLISHED)
+    generated = surface.mode == "generated" and surface.lengths
+    name = config.lengths or ("surface" if generated else PUBLISHED)
     prompt = config.prompt_tokens or (name == "surface" and surface.prompt_tokens) or PROMPT
     if name == PUBLISHED:
         lengths = published_lengths()
     elif name != "surface":
-        lengths = _of_file(Path(name))
+        lengths = _read_lengths(Path(name))
     elif surface.lengths:
         lengths = np.asarray(surface.lengths, np.int64)
     else:
@@ -106,7 +106,7 @@ def workload(surface: Surface, config: PlanConfig) -> Workload:
     return Workload(name=name, lengths=lengths, prompt=prompt, most=config.batch)
 
 
-def _of_file(place: Path) -> IntArray:
+def _read_lengths(place: Path) -> IntArray:
     """Numbers, as a JSON list or one a line."""
     if not place.exists():
         raise ValueError(
@@ -124,19 +124,19 @@ def _of_file(place: Path) -> IntArray:
 
 
 def believed(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells of a budget, of prompts enough to say something."""
+    """Return the sparse cells with enough prompts to be used."""
     return [cell for cell in cells if cell.prompts >= FEW and cell.budget is not None]
 
 
 def measured_to(cells: Sequence[Cell]) -> int:
-    """Where the largest budget was measured last: beyond, only answers of worse ones got there."""
+    """Return the length up to which the largest budget was measured."""
     largest = max(cell.budget or 0 for cell in cells)
     return max(cell.stop for cell in cells if cell.budget == largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningContext:
-    """What plans of one surface share: the model, the machine, and who runs when."""
+    """What plans of one surface share: the model, the machine and the workload."""
 
     surface: Surface
     spec: "ModelSpec"
@@ -172,7 +172,7 @@ class PlanningContext:
         return reads.capacity(memory=hardware.memory, reserve=hardware.reserve)
 
     def trace(self, variant: Variant) -> Trace:
-        """Who runs beside whom."""
+        """Return which requests run in which step."""
         return trace(
             self.workload.lengths,
             prompt=self.workload.shortest_prompt,
@@ -196,20 +196,23 @@ class PlanningContext:
 
 
 class Prices(NamedTuple):
-    """By bin and budget: seconds of the rows there, and bytes read of them. By bin alone: their
-    parts of what steps cost whoever is in them, and what dense rows would take and read."""
+    """What each bin of lengths costs; [bins, budgets], the last three [bins].
 
-    seconds: FloatArray
-    read: FloatArray
-    fixed: FloatArray
+    kv is bytes of keys and values alone: page summaries cost seconds, but a row that keeps
+    everything reads exactly as much of K and V as a dense one.
+    """
+
+    seconds: FloatArray  # of the rows
+    kv: FloatArray
+    fixed: FloatArray  # the rows' part of what a step costs whatever is in it
     dense_seconds: FloatArray
-    dense_read: FloatArray
+    dense_kv: FloatArray
 
 
 def prices(
     context: PlanningContext, variant: Variant, edges: Sequence[int], budgets: Sequence[int]
 ) -> Prices:
-    """Of a variant under each budget and dense, over the trace of the workload.
+    """Price a variant under each budget and dense, over the trace of the workload.
 
     Rows that keep everything are priced as lists of all their pages.
     """
@@ -227,15 +230,15 @@ def prices(
     def by_bin(figures: FloatArray) -> FloatArray:
         return np.bincount(place, figures, bins).astype(np.float64)
 
-    def bytes_of(reads: ByteModel) -> FloatArray:
-        return by_bin(np.concatenate([[0], reads.rows(lengths[1:]).total]) * visits)
+    def kv_bytes(reads: ByteModel) -> FloatArray:
+        return by_bin(np.concatenate([[0], reads.rows(lengths[1:]).kv]) * visits)
 
     return Prices(
         seconds=np.array([by_bin(m.per_row(longest) * visits) for m in models]).T,
-        read=np.array([bytes_of(m.reads) for m in models]).T,
+        kv=np.array([kv_bytes(m.reads) for m in models]).T,
         fixed=by_bin(fixed),
         dense_seconds=by_bin(dense.per_row(longest) * visits + dense_fixed),
-        dense_read=bytes_of(context.reads(variant, None)),
+        dense_kv=kv_bytes(context.reads(variant, None)),
     )
 
 

@@ -14,7 +14,7 @@ Choices that the limit makes:
   reads none. (`idle_landmarks` counts them there too, as the fitted step times of `hardware` do;
   our kernels skip such rows under flows without state.)
 - Requests start in order. One enters when the FINAL lengths of everybody who runs fit into memory
-  together with its own, in whole pages, so nobody ever has to leave. (The engine itself admits by
+  together with its own, in whole pages, so none is ever swapped out. (The engine itself admits by
   present lengths and swaps the youngest out, which no count of bytes read from memory can price.)
 - Dense and sparse run the same trace, also where dense alone would need no memory for landmarks.
 
@@ -72,8 +72,12 @@ class RowBytes(NamedTuple):
     landmarks: IntArray
 
     @property
+    def kv(self) -> IntArray:
+        return self.dense + self.kept
+
+    @property
     def total(self) -> IntArray:
-        return self.dense + self.kept + self.landmarks
+        return self.kv + self.landmarks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +99,8 @@ class ByteModel:
 
     def __post_init__(self) -> None:
         if self.schedule is not None and self.schedule.page != self.page:
-            made = f"schedule {self.schedule.name!r} has pages of {self.schedule.page} tokens"
-            raise ValueError(f"{made}, the byte model pages of {self.page}")
+            pages = f"schedule {self.schedule.name!r} has pages of {self.schedule.page} tokens"
+            raise ValueError(f"{pages}, the byte model pages of {self.page}")
         flow = "block-mean" if self.schedule is None else self.schedule.flow
         if flow != "block-mean" and self.field_bytes is None:
             raise ValueError(
@@ -123,9 +127,9 @@ class ByteModel:
     @property
     def landmark(self) -> int:
         """Bytes of one page's landmarks in one layer."""
-        own = self.field_bytes
-        each = self.spec.head_size * self.itemsize if own is None else own
-        return self.spec.kv_heads * each
+        field_bytes = self.field_bytes
+        size = self.spec.head_size * self.itemsize if field_bytes is None else field_bytes
+        return self.spec.kv_heads * size
 
     @property
     def page_bytes(self) -> int:
@@ -141,9 +145,9 @@ class ByteModel:
                 dense += lengths
             else:
                 assert self.schedule is not None
-                own = self.schedule.kept_of_heads(lengths, layer, self.spec.kv_heads)
-                kept += own
-                scored += np.where(own < lengths, lengths // self.page, 0)
+                kept_tokens = self.schedule.kept_of_heads(lengths, layer, self.spec.kv_heads)
+                kept += kept_tokens
+                scored += np.where(kept_tokens < lengths, lengths // self.page, 0)
         if self.idle_landmarks:
             scored = self.scored_layers * (lengths // self.page)
         kept_bytes = np.rint(kept * self.vector).astype(np.int64)
@@ -224,7 +228,7 @@ class Trace:
     def chunks(self, most: int = CHUNK) -> Iterator[IntArray]:
         """Lengths [steps, rows] of all steps, in order; the rows of a chunk are the same."""
         edges = np.unique(np.concatenate([self.starts, self.ends])).tolist()
-        for first, end in pairwise(edges):  # in between nobody enters or leaves
+        for first, end in pairwise(edges):  # in between the batch does not change
             for start in range(first, end, most):
                 ahead = np.arange(min(end, start + most) - start)
                 yield self.at(start)[None, :] + ahead[:, None]

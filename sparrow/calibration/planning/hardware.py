@@ -1,11 +1,11 @@
-"""Machines: what is published of them, and how long decode steps of our engine took there.
+"""Machines: their published figures, and measured times of our engine's decode steps.
 
-A step's time is a sum, so that a planner can take it apart: what the step costs whoever is in it,
+A step's time is a sum, so that a planner can take it apart: what a step costs whatever its rows,
 and of each row the bytes that are read of it, each kind at the rate that was measured for it.
 
     seconds = fixed(rows, longest) + sum over rows of per_row[length]
 
-Constants are those of one engine on one machine (`EngineTimes`). A machine that nobody measured has
+Constants are those of one engine on one machine (`EngineTimes`). An unmeasured machine has
 none: its steps take as long as their bytes at the published rate, and its note says so.
 bench/fit_hardware.py fits them to measured steps. numpy and no torch: plans read this too.
 """
@@ -158,32 +158,32 @@ class StepModel:
     def __call__(self, lengths: IntArray) -> FloatArray:
         """Seconds of steps, given the total lengths of their rows [steps, rows]."""
         rows, longest = lengths.shape[1], lengths.max(axis=1)
-        each = self.per_row(int(longest.max()))[lengths].sum(axis=1)
+        row_seconds = self.per_row(int(longest.max()))[lengths].sum(axis=1)
         engine = self.hardware.engine
         narrow = 1 if engine is None else max(1, engine.narrow_pages * self.reads.page)
         wide = longest > narrow  # all that fixed costs depend on beside the rows
-        return each + np.where(wide, self.fixed(rows, narrow + 1), self.fixed(rows, narrow))
+        return row_seconds + np.where(wide, self.fixed(rows, narrow + 1), self.fixed(rows, narrow))
 
 
 def stretched(hardware: Hardware, spec: "ModelSpec", rows: int) -> list[str]:
-    """In words, how far steps of a model are from those that the machine was measured with."""
+    """Return notes on how far a model is from those that the machine was measured with."""
     engine, size = hardware.engine, spec.parameters()
     if engine is None:
         return [hardware.note]
     least, most = engine.least_parameters, engine.most_parameters
-    said = []
+    notes = []
     if not least <= size <= most:
-        said.append(
+        notes.append(
             f"step times on {hardware.name} were fitted to models of {least / 1e9:.1f} to "
             f"{most / 1e9:.1f} billion parameters: for {size / 1e6:.1f} million they are "
             "extrapolated, and the speed-up with them"
         )
     if rows > engine.most_rows:
-        said.append(
+        notes.append(
             f"up to {rows} sequences run at once, {engine.most_rows} were measured: step times "
             "beyond are extrapolated"
         )
-    return said
+    return notes
 
 
 def as_read(reads: ByteModel) -> ByteModel:
@@ -194,7 +194,7 @@ def as_read(reads: ByteModel) -> ByteModel:
 def fixed_work(
     reads: ByteModel, rows: int, longest: int, product_rows: int, narrow_pages: int
 ) -> FloatArray:
-    """What a step does whoever is in it, in the order of `EngineTimes.fixed_costs`."""
+    """Count the fixed work of a step, in the order of `EngineTimes.fixed_costs`."""
     tile = 1 << (rows - 1).bit_length()
     products = 2 * reads.weights / reads.itemsize * max(0, tile - product_rows)
     wide = longest > narrow_pages * reads.page

@@ -1,4 +1,4 @@
-"""From a surface to a schedule: the cheapest budgets that keep the tail, and what they promise.
+"""Plans a schedule from a surface: the cheapest budgets that keep p05, and their speed-up.
 
 Of every variant the cheapest schedule is found and its rollout priced (`context`), and the cheapest
 of those is the plan. What a plan says of acceptance was measured with one budget at all lengths;
@@ -62,7 +62,8 @@ def plan(
 ) -> PlanFile:
     """The plan, the same at targets a little aside, another schedule and a check run beside it."""
     options, target = plan_options(context, config), config.target
-    best, limits = options[0], [context.limit(one.variant, one.schedule) for one in options]
+    limits = [context.limit(option.variant, option.schedule) for option in options]
+    best = options[0]
     near = (round(target + change, 6) for change in (-ASIDE, ASIDE))
     limit, reads = limits[0], context.reads(best.variant, best.schedule)
     dense_eflops, sparse_eflops = (
@@ -76,7 +77,7 @@ def plan(
         by=config.by,
         bins=best.bins,
         sensitivity=tuple(
-            _aside(context, config.replace(target=aim)) for aim in near if 0 < aim < 1
+            plan_at(context, config.replace(target=aim)) for aim in near if 0 < aim < 1
         ),
         speed_up=best.speed_up,
         limit=limit.speed_up,
@@ -95,8 +96,8 @@ def plan(
         hardware_note=context.hardware.note,
         workload=context.workload.describe(),
         variants=tuple(
-            PlannedVariant(name=one.variant.name, speed_up=one.speed_up, limit=most.speed_up)
-            for one, most in zip(options, limits, strict=True)
+            PlannedVariant(name=option.variant.name, speed_up=option.speed_up, limit=most.speed_up)
+            for option, most in zip(options, limits, strict=True)
         ),
         compare=None if compare is None else _compared(context, best, compare),
         check=None if check is None else _checked(context, best, check),
@@ -161,7 +162,7 @@ def merged(starts: Sequence[int], budgets: Sequence[int]) -> tuple[list[int], li
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Option:
+class PlanOption:
     """The cheapest schedule of one variant, and what is predicted of its bins."""
 
     variant: Variant
@@ -171,11 +172,11 @@ class Option:
 
     @property
     def seconds(self) -> float:
-        return sum(one.seconds for one in self.bins)
+        return sum(bin.seconds for bin in self.bins)
 
     @property
     def dense_seconds(self) -> float:
-        return sum(one.dense_seconds for one in self.bins)
+        return sum(bin.dense_seconds for bin in self.bins)
 
     @property
     def speed_up(self) -> float:
@@ -183,35 +184,35 @@ class Option:
 
     @property
     def budgets(self) -> tuple[int | None, ...]:
-        return tuple(one.budget for one in self.bins)
+        return tuple(bin.budget for bin in self.bins)
 
 
-def plan_options(context: PlanningContext, config: PlanConfig) -> list[Option]:
+def plan_options(context: PlanningContext, config: PlanConfig) -> list[PlanOption]:
     """The cheapest schedule of every variant that reaches the target, the fastest first."""
     surface = context.surface
-    found: list[Option] = []
+    options: list[PlanOption] = []
     missed: list[Unreachable] = []
     for variant in [surface.variant(name) for name in config.variant] or surface.variants:
-        known = believed([cell for cell in surface.cells if cell.variant == variant.name])
+        cells = believed([cell for cell in surface.cells if cell.variant == variant.name])
         try:
-            found += [_option(context, config, variant, known)] if known else []
+            options += [_option(context, config, variant, cells)] if cells else []
         except Unreachable as error:
             missed.append(error)
-    if not found and not missed:
-        names = ", ".join(config.variant or (one.name for one in surface.variants))
-        raise ValueError(f"{names}: no cell has {FEW} prompts, nothing can be planned")
-    if not found:
+    if not options and not missed:
+        names = ", ".join(config.variant or (other.name for other in surface.variants))
+        raise ValueError(f"Nothing can be planned: no cell of {names} has {FEW} prompts")
+    if not options:
         raise max(missed, key=lambda error: error.nearest)
-    return sorted(found, key=lambda one: one.seconds)
+    return sorted(options, key=lambda option: option.seconds)
 
 
 def _option(
-    context: PlanningContext, config: PlanConfig, variant: Variant, known: Sequence[Cell]
-) -> Option:
+    context: PlanningContext, config: PlanConfig, variant: Variant, measured: Sequence[Cell]
+) -> PlanOption:
     """By dynamic programming over bins and budgets, the last of which is DENSE."""
     surface, target = context.surface, config.target
-    edges = tuple(edge for edge in surface.bins if edge <= measured_to(known))
-    cells = {(cell.start, cell.budget or 0): cell for cell in known}
+    edges = tuple(edge for edge in surface.bins if edge <= measured_to(measured))
+    cells = {(cell.start, cell.budget or 0): cell for cell in measured}
     budgets = (*sorted({budget for _, budget in cells}), DENSE)
     reached = _reached(surface, variant, edges, budgets, cells, config.by)
     costs = prices(context, variant, edges, budgets)
@@ -222,14 +223,14 @@ def _option(
     bins = []
     for i, ((start, stop), place) in enumerate(zip(pairwise(edges), places, strict=True)):
         cell = cells.get((start, budgets[place]))
-        measured = ("p05", "low", "high", "mean", "prompts")
+        names = ("p05", "low", "high", "mean", "prompts")
         bins.append(
             PlanBin(
                 start=start,
                 stop=stop,
                 budget=_budget(budgets[place]),
-                **{name: None if cell is None else getattr(cell, name) for name in measured},
-                kept_share=costs.read[i, place] / max(costs.dense_read[i], 1),
+                **{name: None if cell is None else getattr(cell, name) for name in names},
+                kept_share=costs.kv[i, place] / max(costs.dense_kv[i], 1),
                 seconds=costs.seconds[i, place] + costs.fixed[i],
                 dense_seconds=costs.dense_seconds[i],
             )
@@ -244,7 +245,7 @@ def _option(
         family=surface.family,
         provenance=_provenance(context, config, variant, bins),
     )
-    return Option(variant=variant, target=target, bins=tuple(bins), schedule=schedule)
+    return PlanOption(variant=variant, target=target, bins=tuple(bins), schedule=schedule)
 
 
 def _reached(
@@ -266,10 +267,10 @@ def _reached(
         row = []
         for budget in budgets:
             measured = cells.get((start, budget))
-            known = -np.inf if measured is None else float(getattr(measured, by))
+            acceptance = -np.inf if measured is None else float(getattr(measured, by))
             most = floor.get(start, 1.0)  # no rollout is nearer to dense than dense itself
             whole = measured is None and least[budget] >= stop  # nothing is dropped
-            row.append(most if whole else min(known, most))
+            row.append(most if whole else min(acceptance, most))
         unknown = not any((start, budget) in cells for budget in budgets)
         rows.append(rows[-1] if unknown and rows else row)
     return np.array(rows[::-1])
@@ -277,8 +278,9 @@ def _reached(
 
 def least_kept(variant: Variant, budget: int) -> int:
     """The smallest budget that any layer has: up to that length, nothing is dropped."""
-    made = variant.schedule([0], [budget])
-    return min(int(row.min()) for row in (made.budgets, *(item.budgets for item in made.layers)))
+    schedule = variant.schedule([0], [budget])
+    budgets = [schedule.budgets, *(item.budgets for item in schedule.layers)]
+    return min(int(row.min()) for row in budgets)
 
 
 def _budget(budget: int) -> int | None:
@@ -309,51 +311,51 @@ def _unreachable(
 # What a plan says of itself.
 
 
-def notes(context: PlanningContext, option: Option) -> tuple[str, ...]:
+def notes(context: PlanningContext, option: PlanOption) -> tuple[str, ...]:
     """What was not measured or is in doubt, and where it does not pay, in words."""
-    surface, hardware, said = context.surface, context.hardware, []
-    own = [cell for cell in surface.cells if cell.variant == option.variant.name]
-    starts = {cell.start for cell in believed(own)}
-    empty = [f"{one.start} on" for one in option.bins if one.start not in starts]
+    surface, hardware, texts = context.surface, context.hardware, []
+    cells = [cell for cell in surface.cells if cell.variant == option.variant.name]
+    starts = {cell.start for cell in believed(cells)}
+    empty = [f"{bin.start} on" for bin in option.bins if bin.start not in starts]
     if empty:
         places = ", ".join(empty)
-        said.append(
+        texts.append(
             f"nothing was measured at lengths {places}: those bins keep what the next one needs"
         )
     longest, last = int(context.workload.lengths.max()), option.bins[-1].stop
     if last is not None and longest > last:
-        said.append(
+        texts.append(
             f"lengths over {last} were not measured on {FEW} prompts: the schedule is dense there, "
             f"and the cost of lengths up to {longest} is counted as at the last budget"
         )
     few = [
-        f"{one.start} to {one.stop} ({one.prompts})"
-        for one in option.bins
-        if one.prompts is not None and one.prompts < LEAST_PROMPTS
+        f"{bin.start} to {bin.stop} ({bin.prompts})"
+        for bin in option.bins
+        if bin.prompts is not None and bin.prompts < LEAST_PROMPTS
     ]
     if few:
         places = ", ".join(few)
-        said.append(f"fewer than {LEAST_PROMPTS} prompts, so too narrow intervals, at {places}")
+        texts.append(f"fewer than {LEAST_PROMPTS} prompts, so too narrow intervals, at {places}")
     if surface.undecided:
-        said.append(f"measuring ended with {len(surface.undecided)} cells in doubt")
-    if not any(abs(option.target - known) < 1e-9 for known in surface.targets):
-        aims = ", ".join(f"{known:g}" for known in surface.targets)
-        said.append(f"samples were spent on a target of {aims}, not of {option.target:g}")
+        texts.append(f"measuring ended with {len(surface.undecided)} cells in doubt")
+    if not any(abs(option.target - target) < 1e-9 for target in surface.targets):
+        aims = ", ".join(f"{target:g}" for target in surface.targets)
+        texts.append(f"samples were spent on a target of {aims}, not of {option.target:g}")
     rows = max(lengths.shape[1] for lengths in context.trace(option.variant).chunks())
-    said += stretched(hardware, context.spec, rows)
+    texts += stretched(hardware, context.spec, rows)
     if option.seconds >= option.dense_seconds:
-        said.append(
+        texts.append(
             f"on {hardware.name} the schedule is no faster than dense ({option.speed_up:.2f}x): "
             "choosing what to read costs more than reading less saves"
         )
-    return tuple(said)
+    return tuple(texts)
 
 
 def _provenance(
     context: PlanningContext, config: PlanConfig, variant: Variant, bins: Sequence[PlanBin]
 ) -> tuple[Note, ...]:
     surface, low = context.surface, config.by == "low"
-    prompts = [one.prompts for one in bins if one.prompts is not None]
+    prompts = [bin.prompts for bin in bins if bin.prompts is not None]
     what = "lower end of its 95 % interval over prompts" if low else "point estimate"
     count = f"{min(prompts)} to {max(prompts)} prompts in a bin" if prompts else "no bin was bound"
     texts = {
@@ -374,7 +376,7 @@ def _provenance(
 # What stands beside it.
 
 
-def _aside(context: PlanningContext, config: PlanConfig) -> PlanAside:
+def plan_at(context: PlanningContext, config: PlanConfig) -> PlanAside:
     try:
         best = plan_options(context, config)[0]
     except Unreachable as error:
@@ -389,7 +391,7 @@ def _aside(context: PlanningContext, config: PlanConfig) -> PlanAside:
     )
 
 
-def _compared(context: PlanningContext, best: Option, other: Schedule) -> Compared:
+def _compared(context: PlanningContext, best: PlanOption, other: Schedule) -> Compared:
     """Another schedule on the same rollout, and what the surface says of its budgets."""
     plan = best.schedule
     fields = {"flow": "flow", "page": "page", "dense_layers": "dense layers"}
@@ -404,11 +406,11 @@ def _compared(context: PlanningContext, best: Option, other: Schedule) -> Compar
         budgets=tuple(_budget(budget) for budget in other.budgets.tolist()),
         speed_up=best.dense_seconds / context.rollout(best.variant, other),
         differs=tuple(differs),
-        bins=tuple(_known(context.surface, other, one.start) for one in best.bins),
+        bins=tuple(_nearest_measured(context.surface, other, bin.start) for bin in best.bins),
     )
 
 
-def _known(surface: Surface, other: Schedule, start: int) -> ComparedBin:
+def _nearest_measured(surface: Surface, other: Schedule, start: int) -> ComparedBin:
     """Of the measured budgets that are no larger than the other's, the largest: a lower bound.
 
     Only where the surface has a variant of the other's own flow, dense layers and even budgets.
@@ -436,7 +438,7 @@ def _known(surface: Surface, other: Schedule, start: int) -> ComparedBin:
     )
 
 
-def _checked(context: PlanningContext, best: Option, check: Surface) -> tuple[CheckedBin, ...]:
+def _checked(context: PlanningContext, best: PlanOption, check: Surface) -> tuple[CheckedBin, ...]:
     """The bins of a check run, of this plan's schedule on this plan's model and no other."""
     surface, schedules = context.surface, [variant.name for variant in check.variants]
     if check.fingerprint != surface.fingerprint or schedules != [best.schedule.name]:

@@ -1,4 +1,4 @@
-"""The ledger of a run: how far it is, what went wrong, why it stops, and the files that say so."""
+"""The ledger of a run: progress, fault counts, reasons to stop, and the files that record them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ from pydantic import Field
 
 from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.dataflow.local.messages import (
+    Callbacks,
     Diverged,
     GateStop,
-    Nobody,
+    NoCallbacks,
     RolloutBatch,
     Unjudged,
-    Watcher,
 )
 from sparrow.dataflow.local.metrics import validation_metrics
 from sparrow.dataflow.run_files import RunFiles, write_rollouts
@@ -24,7 +24,7 @@ from sparrow.schema.gate import Look
 from sparrow.schema.train import TrainConfig
 from sparrow.training.learner import UpdateStats
 
-NAMED = 5  # rows that are named one by one
+NAMED = 5  # rows listed by name in a message
 FAULTS = (
     "overlong_prompts",
     "skipped_updates",
@@ -36,31 +36,31 @@ Number = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class Progress(Record):
-    """Counts in a checkpoint: how far a run is. The last two are of its other parts."""
+    """The counters in a checkpoint. The last two belong to the gate and the learner."""
 
-    step: Number  # steps that were taken
+    step: Number  # steps taken
     position: Number  # of the next row
     skips: Number  # steps in a row without a finite loss
-    counts: dict[str, Number]  # what went wrong so far
-    stopped: dict[str, str]  # by the gate: reason and gate, its settings; otherwise empty
-    gate_step: Annotated[int, Field(ge=-1, lt=2**53)]  # its last: -1 before the first
+    counts: dict[str, Number]  # of faults
+    stopped: dict[str, str]  # by the gate: its reason and settings; otherwise empty
+    gate_step: Annotated[int, Field(ge=-1, lt=2**53)]  # the last; -1 before the first
     updates: Number  # optimiser steps
 
     def _check(self) -> None:
         if self.stopped and self.stopped.keys() != {"reason", "gate"}:
-            raise ValueError(f"stopped: got {self.stopped!r:.80}, allowed: reason and gate")
+            raise ValueError(f"stopped: expected reason and gate, got {self.stopped!r:.80}")
 
 
 @dataclass(kw_only=True)
 class Ledger:
-    """Written by the run alone; a rank that is not the first has no files."""
+    """Progress and records of a run; only the first rank has files."""
 
     config: TrainConfig
-    identity: str  # of the configuration: a checkpoint of another one is refused
+    identity: str  # digest of the configuration: checkpoints of another one are refused
     checkpoints: Checkpoints
     files: RunFiles | None = None
-    left_out: Sequence[str] = ()  # rows of a file that cannot be used, and why
-    watch: Watcher = field(default_factory=Nobody)
+    left_out: Sequence[str] = ()  # rows that cannot be used, and why
+    callbacks: Callbacks = field(default_factory=NoCallbacks)
     step: int = 0
     position: int = 0
     skips: int = 0
@@ -69,101 +69,102 @@ class Ledger:
 
     # A step.
 
-    def refuse_unjudged(self, played: RolloutBatch) -> None:
-        """A step without any verdict is not taken: there is nothing to learn from."""
-        total = sum(played.failed.values())
-        if total and total == played.verdicts["judged"]:
-            raise Unjudged(f"every verdict of step {self.step} failed: {played.fault}")
+    def refuse_unjudged(self, rollouts: RolloutBatch) -> None:
+        """Raise if every verdict of a step failed: there is nothing to learn from."""
+        total = sum(rollouts.failed.values())
+        if total and total == rollouts.verdicts["judged"]:
+            raise Unjudged(f"every verdict of step {self.step} failed: {rollouts.fault}")
 
     def record(
         self,
-        played: RolloutBatch,
+        rollouts: RolloutBatch,
         updates: Sequence[UpdateStats],
         look: Look,
         metrics: Mapping[str, float],
     ) -> None:
-        """The step has been taken: move on, count what went wrong in it, write it down."""
+        """Record a step that was taken: progress, faults, metrics, rollouts and gate actions."""
         number = self.step
-        self.step, self.position = number + 1, played.position
-        self._count_verdicts(number, played)
-        self._count_overlong(number, played.overlong)
+        self.step, self.position = number + 1, rollouts.position
+        self._count_verdicts(number, rollouts)
+        self._count_overlong(number, rollouts.overlong)
         self._count_skips(number, updates)
         faults = {"left_out_rows": len(self.left_out)} | {n: self.counts[n] for n in FAULTS}
         values = {**metrics} | {f"faults/{name}": float(count) for name, count in faults.items()}
         if self.files is not None:
             self.files.metrics(number, values)
             if (every := self.config.run.rollouts) and number % every == 0:
-                write_rollouts(self.files.folder, number, played.groups)
+                write_rollouts(self.files.folder, number, rollouts.groups)
             for action in look.actions:
                 self.files.action(to_dict(action))
         for action in look.actions:
-            if action.kind == "stop":  # before a checkpoint of this step is made
+            if action.kind == "stop":  # before the checkpoint of this step
                 self.stopped = {"reason": action.reason, "gate": self._gate_settings()}
-            self._say(number, f"gate {action.kind}: {action.reason}")
+            self._notify(number, f"gate {action.kind}: {action.reason}")
         if values.get("critic/advantages/zero_frac") == 1:
-            equal = "the rewards of every group are equal, so there is nothing to learn from"
-            self._say(number, equal)
-        self.watch.step({"step": number, **values})
+            equal = "the rewards of every group are equal, so every advantage is 0"
+            unmoved = any(update.no_signal for update in updates)
+            self._notify(number, f"{equal}; no optimiser step" if unmoved else equal)
+        self.callbacks.step({"step": number, **values})
 
-    def _say(self, number: int, text: str, style: str = "yellow") -> None:
-        self.watch.event(f"step {number}: {text}", style)
+    def _notify(self, number: int, text: str, style: str = "yellow") -> None:
+        self.callbacks.event(f"step {number}: {text}", style)
 
-    def _count_verdicts(self, number: int, played: RolloutBatch) -> None:
-        self.counts.update({f"verifier_{name}": n for name, n in played.verdicts.items()})
-        if played.failed:
-            total, judged = sum(played.failed.values()), played.verdicts["judged"]
-            kinds = ", ".join(f"{count} {name}" for name, count in played.failed.items())
-            told = f"{total} of {judged} verdicts failed and gave 0 ({kinds}): {played.fault}"
-            self._say(number, told, "red")
+    def _count_verdicts(self, number: int, rollouts: RolloutBatch) -> None:
+        self.counts.update({f"verifier_{name}": n for name, n in rollouts.verdicts.items()})
+        if rollouts.failed:
+            total, judged = sum(rollouts.failed.values()), rollouts.verdicts["judged"]
+            kinds = ", ".join(f"{count} {name}" for name, count in rollouts.failed.items())
+            failed = f"{total} of {judged} verdicts failed and gave 0 ({kinds})"
+            self._notify(number, f"{failed}: {rollouts.fault}", "red")
 
     def _count_overlong(self, number: int, overlong: Sequence[str]) -> None:
         self.counts["overlong_prompts"] += len(overlong)
         if overlong:
             named = ", ".join(overlong[:NAMED]) + (" ..." if len(overlong) > NAMED else "")
-            self._say(number, f"{len(overlong)} prompts are too long and were left out: {named}")
+            self._notify(number, f"{len(overlong)} prompts are too long and were skipped: {named}")
 
     def _count_skips(self, number: int, updates: Sequence[UpdateStats]) -> None:
-        skipped = [one for one in updates if one.skipped]
+        skipped = [update for update in updates if update.skipped]
         self.counts["skipped_updates"] += len(skipped)
         if not updates:
-            self._say(number, "nothing to learn from, no update")
+            self._notify(number, "no samples to learn from, no update")
             return
         self.skips = self.skips + 1 if skipped else 0
         if skipped:
-            self._say(
+            self._notify(
                 number,
-                f"loss {skipped[0].loss:g}, gradient {skipped[0].gradient:g}: the update was "
-                f"skipped, weights are as before ({self.skips} in a row)",
+                f"loss {skipped[0].loss:g}, gradient {skipped[0].gradient:g}: update skipped, "
+                f"weights unchanged ({self.skips} in a row)",
                 "red",
             )
 
-    def validated(self, evaluation: Evaluation) -> None:
-        """Accuracy was measured after the steps so far."""
+    def record_validation(self, evaluation: Evaluation) -> None:
+        """Record the held-out accuracy after the steps so far."""
         values = validation_metrics(evaluation)
         if self.files is not None:
             self.files.validation(self.step, values)
-        told = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
-        self.watch.event(f"after {self.step} steps: {told}", "cyan")
+        shown = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+        self.callbacks.event(f"after {self.step} steps: {shown}", "cyan")
 
-    # Its end.
+    # Stopping.
 
-    def heed(self, look: Look) -> None:
-        """Stop where the gate or the loss say so."""
+    def raise_if_stopped(self, look: Look) -> None:
+        """Raise if the gate stopped the run, or too many steps had no finite loss."""
         for action in look.actions:
             if action.kind == "stop":
                 raise GateStop(action.reason)
         if self.skips >= self.config.run.skips:
             raise Diverged(
-                f"no finite loss and gradient at {self.skips} steps in a row: lower "
-                "optimiser.rate, or look at the last rollouts"
+                f"no finite loss and gradient for {self.skips} steps in a row: lower "
+                "optimiser.rate, or check the last rollouts"
             )
 
     def refuse_stopped(self) -> None:
-        """A run that the gate has stopped does not go on as if nothing were."""
+        """Raise if the gate stopped this run and its settings have not changed since."""
         if self.stopped and self.stopped["gate"] == self._gate_settings():
             raise ValueError(
-                f"the gate stopped this run: {self.stopped['reason']}. To go on all the same, "
-                "change the gate: gate.mode=warn, or another gate.target"
+                f"the gate stopped this run: {self.stopped['reason']}. To continue anyway, change "
+                "the gate: gate.mode=warn, or another gate.target"
             )
         self.stopped = {}
 
@@ -177,9 +178,9 @@ class Ledger:
         return {name: getattr(self, name) for name in names} | {"counts": dict(self.counts)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """ValueError for a state of wrong types: its digest says that it is whole, not whose."""
-        own = {name: state[name] for name in self.state()}
+        """Restore the counters; ValueError if they have wrong types (a digest proves no origin)."""
+        counters = {name: state[name] for name in self.state()}
         others = {"gate_step": state["gate"]["step"], "updates": state["learner"]["taken"]}
-        found = from_dict(Progress, own | others)
-        self.step, self.position, self.skips = found.step, found.position, found.skips
-        self.counts, self.stopped = Counter(found.counts), found.stopped
+        progress = from_dict(Progress, counters | others)
+        self.step, self.position, self.skips = progress.step, progress.position, progress.skips
+        self.counts, self.stopped = Counter(progress.counts), progress.stopped

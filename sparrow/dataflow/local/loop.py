@@ -2,10 +2,10 @@
 
     rows -> episodes -> rewards -> dense log-probs -> advantages -> update -> the engine's weights
 
-The actor that plays is sparse, the policy that learns is dense; the gate watches how far the two
-are apart, token by token, in its lower tail.
+The actor that samples is sparse, the policy that learns is dense; the gate watches how far apart
+the two are, token by token, in the lower tail of acceptance.
 
-`replay` does one part of a saved step again, from its checkpoint: the rollout or the update alone.
+`replay` repeats one part of a saved step from its checkpoint: the rollout or the update alone.
 """
 
 from collections.abc import Sequence
@@ -39,10 +39,10 @@ from sparrow.schema.types import Report
 
 
 def train(run: Run) -> Path:
-    """Run the steps that are left; the model's folder.
+    """Run the remaining steps and return the folder of the trained model.
 
-    A wish to stop, the gate, a loss that is no number, verifiers and episodes that fail save what
-    there is; what else may come (a full disk, a kill) leaves the last checkpoint.
+    A graceful shutdown, a stop by the gate, a loss that is not finite, and failing verifiers or
+    episodes save a checkpoint first; anything else (a full disk, a kill) leaves the last one.
     """
     try:
         if run.step == 0:
@@ -57,30 +57,29 @@ def train(run: Run) -> Path:
 
 
 def step(run: Run) -> None:
-    """One step."""
-    clock = run.begin()
+    """Run one step: rollout, dense log-probs, update, weight sync, records."""
+    clock = run.start_step()
     with clock("gen"):
-        played = run.rollout.play(run.request())
-        run.ledger.refuse_unjudged(played)
+        rollouts = run.rollout.generate(run.request())
+        run.ledger.refuse_unjudged(rollouts)
     with clock("old_log_prob"):
         run.rollout.sleep()
-        batch = run.learner.read(played)
+        batch = run.learner.score(rollouts)
         look = run.gate.observe(run.step, batch.readings, batch.estimates)
     with clock("update_actor"):
         updates = run.learner.update(batch)
     with clock("weights"):
         run.sync_weights()
-    metrics = step_metrics(played, batch, updates, look, clock.seconds())
-    run.ledger.record(played, updates, look, metrics)
+    metrics = step_metrics(rollouts, batch, updates, look, clock.seconds())
+    run.ledger.record(rollouts, updates, look, metrics)
     run.validate_if_due()
     run.save_if_due()
-    run.ledger.heed(look)
+    run.ledger.raise_if_stopped(look)
 
 
-# A part of a saved step again. Nothing of the run is changed. A step can be replayed where the
-# checkpoint that was made before it is still there (`run.keep`), and its update where its
-# trajectories were kept (`run.rollouts`). A run directory may be anybody's: code that its
-# configuration names is imported only where that is asked.
+# Replay. Nothing of the run is changed. A step can be replayed while the checkpoint before it
+# exists (`run.keep`), and its update if its trajectories were kept (`run.rollouts`). A run may come
+# from a stranger: code that its configuration names is imported only on request.
 
 
 def replay(
@@ -92,7 +91,7 @@ def replay(
     report: Report | None = None,
     allow_code: bool = False,
 ) -> dict[str, Any]:
-    """The numbers of a part of a step; of a rollout also how it compares with what was kept.
+    """Repeat a part of a step and return its metrics; a rollout is compared with the saved one.
 
     allow_code: import the code that the run's configuration names, such as its reward.
     """
@@ -104,8 +103,8 @@ def replay(
     if (code := code_settings(config)) and not allow_code:
         named = ", ".join(f"{key} = {text!r}" for key, text in code.items())
         raise ValueError(
-            f"{folder / RESOLVED} names code ({named}), which is imported only if you trust the "
-            "run and say so: --allow-code"
+            f"{folder / RESOLVED} names code ({named}), which is not imported without "
+            "--allow-code: use it only for runs that you trust"
         )
     kept = rollout_steps(folder)
     steps = Checkpoints(folder / CHECKPOINTS, 1).steps()
@@ -122,20 +121,20 @@ def replay(
 
 
 def _groups(run: Run, folder: Path) -> list[Group]:
-    """The trajectories that were kept of the run's step, if the model can read them."""
+    """Read the saved trajectories of the run's step; ValueError if the model has no such tokens."""
     groups = read_rollouts(folder, run.step)
     ids = [trajectory.ids for group in groups for trajectory in group.trajectories]
     vocabulary = run.learner.learner.policy.model.spec.vocabulary
     if not ids or any(row.max() >= vocabulary for row in ids):
         raise ValueError(
-            f"{rollouts_file(folder, run.step)}: got {len(ids)} trajectories, allowed: one at "
-            f"least, of token ids below {vocabulary}, which the model has"
+            f"{rollouts_file(folder, run.step)}: expected trajectories with token ids "
+            f"below {vocabulary}, the size of the vocabulary; got {len(ids)} trajectories"
         )
     return groups
 
 
 def _chosen(checkpoints: Sequence[int], kept: Sequence[int], step: int | None, part: str) -> int:
-    """The step that is asked for, or the latest; one that was taken, as it can be compared."""
+    """Choose the requested step, or the latest one that has saved trajectories to compare with."""
     before = sorted({0, *checkpoints})  # a run's start needs no checkpoint
     both = [n for n in before if n in kept]
     possible = before if part == "rollout" else both
@@ -151,34 +150,33 @@ def _chosen(checkpoints: Sequence[int], kept: Sequence[int], step: int | None, p
 
 
 def _rollout(run: Run, folder: Path, kept: Sequence[int], out: Path | None) -> dict[str, Any]:
-    played = run.rollout.play(run.request())
-    trajectories = played.trajectories
-    found: dict[str, Any] = {
+    rollouts = run.rollout.generate(run.request())
+    trajectories = rollouts.trajectories
+    result: dict[str, Any] = {
         "step": run.step,
         "trajectories": len(trajectories),
-        "score": float(np.mean([one.reward for one in trajectories])) if trajectories else None,
+        "score": float(np.mean([t.reward for t in trajectories])) if trajectories else None,
     }
     if out is not None:
-        found["written"] = str(write_rollouts(out, run.step, played.groups))
+        result["written"] = str(write_rollouts(out, run.step, rollouts.groups))
     if run.step in kept:
         before = [t for g in read_rollouts(folder, run.step) for t in g.trajectories]
         same = [
-            all(
-                np.array_equal(getattr(one, n), getattr(two, n)) for n in ("ids", "rollout_logprob")
-            )
-            for one, two in zip(before, trajectories, strict=False)
+            np.array_equal(saved.ids, again.ids)
+            and np.array_equal(saved.rollout_logprob, again.rollout_logprob)
+            for saved, again in zip(before, trajectories, strict=False)
         ]
-        found |= {"kept": len(before), "same_tokens": sum(same)}
-    return found
+        result |= {"kept": len(before), "same_tokens": sum(same)}
+    return result
 
 
 def _train(run: Run, groups: Sequence[Group]) -> dict[str, Any]:
-    clock = run.begin()
+    clock = run.start_step()
     run.rollout.sleep()
-    played = RolloutBatch(groups=tuple(groups), position=run.ledger.position)
-    batch = run.learner.read(played)
+    rollouts = RolloutBatch(groups=tuple(groups), position=run.ledger.position)
+    batch = run.learner.score(rollouts)
     look = run.gate.observe(run.step, batch.readings, batch.estimates)
     with clock("update_actor"):
         updates = run.learner.update(batch)
-    metrics = step_metrics(played, batch, updates, look, clock.seconds())
+    metrics = step_metrics(rollouts, batch, updates, look, clock.seconds())
     return {"step": run.step, **metrics}

@@ -1,9 +1,9 @@
-"""What the sides of a run tell each other and who looks on: no engine, no learner, no files.
+"""Messages between the sides of a run, and callbacks: no engine, no learner, no files.
 
-    RolloutRequest    run -> rollout side: play a step
+    RolloutRequest    run -> rollout side: sample a step
     RolloutBatch      rollout side -> run -> learner side: its groups, and what became of its rows
-    LearnerBatch      learner side -> run: readings for the gate, and what is to be learnt
-    UpdateStats       learner side -> run: an optimiser step (train/learner.py)
+    LearnerBatch      learner side -> run: measurements for the gate, and samples with weights
+    UpdateStats       learner side -> run: an optimiser step (training/learner.py)
 
 Weights go from the learner side to the rollout side by Hugging Face names, with a version.
 """
@@ -18,13 +18,13 @@ from sparrow.schema.base import Float32Array, Record
 from sparrow.schema.episode import Group, TrainSample, Trajectory
 from sparrow.schema.gate import RatioEstimate, Reading
 from sparrow.schema.schedule import Schedule
-from sparrow.training.learner import Read
+from sparrow.training.learner import SampleScores
 
-FAILED = ("timeouts", "crashes", "errors")  # verdicts that did not come about
+FAILED = ("timeouts", "crashes", "errors")  # kinds of failed verdicts
 
 
 class GateStop(Exception):
-    """The gate found a tail that no budget mends. Its message says where, and by how much."""
+    """The gate found a tail that no budget can repair. The message says where, and by how much."""
 
 
 class Diverged(Exception):
@@ -32,35 +32,35 @@ class Diverged(Exception):
 
 
 class Unjudged(Exception):
-    """Not one verdict of a step came about. The step is not taken."""
+    """Every verdict of a step failed. The step is not taken."""
 
 
 class EpisodeFailed(Exception):
-    """An episode raised, or gave what is none. The step in which it was played is not taken."""
+    """An episode raised, or returned no valid trajectories. Its step is not taken."""
 
 
 class RolloutRequest(Record):
-    """A step to be played: from which row on, how often, under which schedule."""
+    """A step to sample: from which row on, how many answers, under which schedule."""
 
     step: int
     position: int  # of the first row
     schedule: Schedule | None  # None: dense
     prompts: int
     samples: int  # of a prompt
-    watched: int  # trajectories that shall carry hidden states, at most
+    watched: int  # trajectories that carry hidden states, at most
 
 
 class RolloutBatch(Record):
     """The groups of a step, and what became of the rows that it took."""
 
     groups: tuple[Group, ...]
-    position: int  # where the next step goes on
+    position: int  # of the first row of the next step
     overlong: tuple[str, ...] = ()  # rows whose prompt does not fit, by name
     uninformative: int = 0  # groups that dynamic sampling left out
-    watched: tuple[Trajectory, ...] = ()  # of those: what the gate shall see all the same
-    acc: float | None = None  # over all that was played, what was left out included
+    watched: tuple[Trajectory, ...] = ()  # of those: with hidden states, for the gate alone
+    acc: float | None = None  # over all answers, those left out included
     rounds: int = 1
-    verdicts: dict[str, int] = {}  # noqa: RUF012 (pydantic copies it); what judges counted
+    verdicts: dict[str, int] = {}  # noqa: RUF012 (pydantic copies it); counts by kind
     fault: str = ""  # why a verdict failed, where one did
 
     @property
@@ -69,29 +69,30 @@ class RolloutBatch(Record):
 
     @property
     def failed(self) -> dict[str, int]:
-        """Verdicts that did not come about, by how; those answers got 0."""
+        """Failed verdicts by kind; those answers got a reward of 0."""
         return {name: self.verdicts[name] for name in FAILED if self.verdicts.get(name)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerBatch:
-    """A step's trajectories as the trainer sees them, and how far actor and policy are apart."""
+    """A step's samples for the optimiser, and how far actor and policy are apart."""
 
     samples: tuple[TrainSample, ...] = ()
     groups: tuple[int, ...] = ()  # which group each sample belongs to
-    weights: tuple[Float32Array, ...] = ()  # by learnt token: what corrections leave of it
-    reads: tuple[Read, ...] = ()
+    weights: tuple[Float32Array, ...] = ()  # of each learnt token, by the corrections
+    scores: tuple[SampleScores, ...] = ()
+    references: tuple[Float32Array, ...] | None = None  # by learnt token: of the reference model
     readings: tuple[Reading, ...] = ()  # exact acceptance, of the watched trajectories
     estimates: tuple[RatioEstimate, ...] = ()  # its cheap estimate, of all
     mismatch: dict[str, float] = field(default_factory=dict)
-    broken: bool = False  # the dense pass gave what is no number
+    broken: bool = False  # the dense pass gave values that are not finite
 
 
-# Who looks on.
+# Callbacks.
 
 
-class Watcher(Protocol):
-    """Told what happens; may show it, and changes nothing."""
+class Callbacks(Protocol):
+    """Called while a run goes on, to show progress; they change nothing."""
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         return None
@@ -103,8 +104,8 @@ class Watcher(Protocol):
         return None
 
 
-class Nobody(Watcher):
-    """A watcher that does not look."""
+class NoCallbacks(Callbacks):
+    """Callbacks that do nothing."""
 
 
 class Clock:
@@ -123,5 +124,5 @@ class Clock:
             self._parts[part] = self._parts.get(part, 0.0) + time.monotonic() - begun
 
     def seconds(self) -> dict[str, float]:
-        """Each part, and "step": all since the clock was made."""
+        """Seconds of each part, and of the whole "step"."""
         return {**self._parts, "step": time.monotonic() - self._begun}

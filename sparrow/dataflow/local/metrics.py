@@ -1,4 +1,4 @@
-"""A step in numbers, under the names that people have dashboards for, and our own."""
+"""Metrics of a step, under the names of common dashboards (verl's) and our own."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,26 +17,27 @@ from sparrow.training.learner import UpdateStats
 Metrics = dict[str, float]
 FloatArray = npt.NDArray[np.float64]
 
-UNCERTAIN = 0.1  # nats of the policy's entropy above which a token was a choice
-LEAST = 100  # tokens of a step in a bin before their tail is told
+UNCERTAIN = 0.1  # nats of policy entropy above which a token counts as uncertain
+LEAST = 100  # tokens of a step in a bin before its tail is reported
 
 
 def step_metrics(
-    played: RolloutBatch,
+    rollouts: RolloutBatch,
     batch: LearnerBatch,
     updates: Sequence[UpdateStats],
     look: Look,
     seconds: Mapping[str, float],
 ) -> Metrics:
-    """Everything of a step; what is unknown is left out."""
-    trajectories = played.trajectories
-    tokens = sum(len(one) for one in trajectories)
+    """All metrics of a step; unknown ones are left out."""
+    trajectories = rollouts.trajectories
+    tokens = sum(map(len, trajectories))
     return (
-        _rollout(trajectories, played)
+        _rollout(trajectories, rollouts)
         | _advantages(batch)
         | _updates(updates)
         | batch.mismatch
         | gate_metrics(look)
+        | {"sparse/accept_tokens": float(look.overall.tokens)}
         | _tail_of_step(batch.readings, look)
         | _density(trajectories)
         | {f"timing_s/{part}": value for part, value in seconds.items()}
@@ -44,36 +45,36 @@ def step_metrics(
     )
 
 
-def _rollout(trajectories: Sequence[Trajectory], played: RolloutBatch) -> Metrics:
-    found: Metrics = {
-        "data/groups": float(len(played.groups)),
-        "data/overlong_prompts": float(len(played.overlong)),
-        "data/uninformative_groups": float(played.uninformative),
-        "data/rounds": float(played.rounds),
+def _rollout(trajectories: Sequence[Trajectory], rollouts: RolloutBatch) -> Metrics:
+    metrics: Metrics = {
+        "data/groups": float(len(rollouts.groups)),
+        "data/overlong_prompts": float(len(rollouts.overlong)),
+        "data/uninformative_groups": float(rollouts.uninformative),
+        "data/rounds": float(rollouts.rounds),
     }
-    if played.acc is not None:
-        found["critic/acc/played"] = played.acc
+    if rollouts.acc is not None:
+        metrics["critic/acc/played"] = rollouts.acc
     if not trajectories:
-        return found
-    rewards = np.array([one.reward for one in trajectories], dtype=float)
-    lengths = np.array([(one.weight_version >= 0).sum() for one in trajectories])
-    prompts = np.array([len(one) for one in trajectories]) - lengths
-    found |= {
+        return metrics
+    rewards = np.array([t.reward for t in trajectories], dtype=float)
+    lengths = np.array([(t.weight_version >= 0).sum() for t in trajectories])
+    prompts = np.array([len(t) for t in trajectories]) - lengths
+    metrics |= {
         **_range("critic/score", rewards),
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
-        "response_length/clip_ratio": float(np.mean([one.truncated for one in trajectories])),
+        "response_length/clip_ratio": float(np.mean([t.truncated for t in trajectories])),
         "prompt_length/mean": float(prompts.mean()),
     }
-    accs = [one.acc for one in trajectories if one.acc is not None]
-    return found | ({"critic/acc/mean": float(np.mean(accs))} if accs else {})
+    accs = [t.acc for t in trajectories if t.acc is not None]
+    return metrics | ({"critic/acc/mean": float(np.mean(accs))} if accs else {})
 
 
 def _advantages(batch: LearnerBatch) -> Metrics:
     if not batch.samples:
         return {}
     values = np.array([sample.advantage for sample in batch.samples])
-    entropy = np.concatenate([found.entropy for found in batch.reads])
+    entropy = np.concatenate([scores.entropy for scores in batch.scores])
     return {
         **_range("critic/advantages", values),
         "critic/advantages/zero_frac": float((values == 0).mean()),
@@ -90,44 +91,48 @@ def _updates(updates: Sequence[UpdateStats]) -> Metrics:
     if not updates:
         return {"actor/updates": 0.0}
     means = {"pg_loss": "loss", "pg_clipfrac": "clipped", "ppo_kl": "kl", "grad_norm": "gradient"}
+    kls = [update.kl_reference for update in updates if update.kl_reference is not None]
     return {
         "actor/updates": float(len(updates)),
         **{
-            f"actor/{name}": float(np.mean([getattr(one, figure) for one in updates]))
+            f"actor/{name}": float(np.mean([getattr(update, figure) for update in updates]))
             for name, figure in means.items()
         },
+        **({"actor/kl_reference": float(np.mean(kls))} if kls else {}),
         "actor/lr": updates[-1].rate,
-        "actor/skipped": float(sum(one.skipped for one in updates)),
+        "actor/skipped": float(sum(update.skipped for update in updates)),
+        "actor/no_signal_updates": float(sum(update.no_signal for update in updates)),
     }
 
 
 def _tail_of_step(readings: Sequence[Reading], look: Look) -> Metrics:
-    """p05 of this step's watched tokens alone, by bin too, and of those that were uncertain."""
-    if not sum(len(one.alpha) for one in readings):
+    """p05 over this step's measured tokens alone, also by bin and over uncertain tokens."""
+    if not sum(len(reading.alpha) for reading in readings):
         return {}
-    alpha = np.concatenate([one.alpha for one in readings])
-    lengths = np.concatenate([one.lengths for one in readings])
-    found = {"p05": p05(alpha)}
-    if all(one.entropy is not None for one in readings):
-        entropy = np.concatenate([one.entropy for one in readings if one.entropy is not None])
-        unsure = alpha[entropy > UNCERTAIN]
-        found["uncertain"] = len(unsure) / len(alpha)
-        if len(unsure):
-            found["p05_uncertain"] = p05(unsure)
-    for each in look.bins:
-        own = alpha[(lengths >= each.start) & (lengths < (each.stop or np.inf))]
-        if len(own) >= LEAST:
-            found[f"p05/bin_{each.start}"] = p05(own)
-    return {f"sparse/step/{name}": value for name, value in found.items()}
+    alpha = np.concatenate([reading.alpha for reading in readings])
+    lengths = np.concatenate([reading.lengths for reading in readings])
+    metrics = {"p05": p05(alpha)}
+    entropies = [reading.entropy for reading in readings if reading.entropy is not None]
+    if len(entropies) == len(readings):
+        uncertain = alpha[np.concatenate(entropies) > UNCERTAIN]
+        metrics["uncertain"] = len(uncertain) / len(alpha)
+        if len(uncertain):
+            metrics["p05_uncertain"] = p05(uncertain)
+    for bin in look.bins:
+        inside = alpha[(lengths >= bin.start) & (lengths < (bin.stop or np.inf))]
+        if len(inside) >= LEAST:
+            metrics[f"p05/bin_{bin.start}"] = p05(inside)
+    return {f"sparse/step/{name}": value for name, value in metrics.items()}
 
 
 def p05(alpha: Float32Array) -> float:
+    """The 5th percentile of acceptance."""
     return float(np.quantile(alpha, TAIL))
 
 
 def _density(trajectories: Sequence[Trajectory]) -> Metrics:
     """Share of keys and values that decode steps read, over all sampled tokens."""
-    kept = [one.kept[one.weight_version >= 0] for one in trajectories if one.kept is not None]
+    kept = [t.kept[t.weight_version >= 0] for t in trajectories if t.kept is not None]
     return {"sparse/density": float(np.concatenate(kept).mean())} if kept else {}
 
 

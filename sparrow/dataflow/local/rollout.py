@@ -1,7 +1,7 @@
-"""The rollout side of a run: rows to groups with rewards, played by the sparse actor.
+"""The rollout side of a run: rows in, groups of answers with rewards out, by the sparse actor.
 
-Every draw is a function of the run's seed, the step and the row's position, so a step played again
-gives the same tokens (on a CPU bit for bit), however many episodes run beside each other.
+Every draw is a function of the run's seed, the step and the row's position, so a repeated step
+gives the same tokens (on a CPU bit for bit), however many episodes run concurrently.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from sparrow.dataflow.event_loop import run_coroutine
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.local.messages import (
     FAILED,
+    Callbacks,
     EpisodeFailed,
-    Nobody,
+    NoCallbacks,
     RolloutBatch,
     RolloutRequest,
-    Watcher,
 )
 from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.schema.base import from_dict
@@ -35,7 +35,7 @@ from sparrow.tasks.base import Example, Examples, Judge
 from sparrow.tasks.choosing import is_task, judge_of, rows_of
 from sparrow.training.objectives.advantages import informative
 from sparrow.training.objectives.algorithms import Algorithm
-from sparrow.training.world import World, dealt
+from sparrow.training.world import World, interleave
 
 VALIDATION_SEED = 2**40  # where the seeds of validation begin: rows of a run never use them
 MOST_OVERLONG = 1000  # prompts in a row that are too long before it is an error
@@ -71,8 +71,8 @@ def _held_out(config: TrainConfig, place: str) -> RowsConfig:
     return config.data.model_copy(update={"shuffle": False, **changes})
 
 
-class Seat(NamedTuple):
-    """A row that is due, where it stands in the data, and how many of its answers are watched."""
+class PromptSlot(NamedTuple):
+    """A row to answer: its position in the data, and how many of its answers the gate measures."""
 
     example: Example
     position: int
@@ -81,9 +81,9 @@ class Seat(NamedTuple):
 
 @dataclass(kw_only=True)
 class RolloutSide:
-    """The backend with its rows, episode and judge, and held-out rows.
+    """The backend with its rows, episode and judge, and the held-out rows.
 
-    It holds nothing that a step changes but the backend's weights.
+    A step changes nothing of it but the backend's weights.
     """
 
     config: TrainConfig
@@ -92,65 +92,65 @@ class RolloutSide:
     judge: Judge
     language: Language
     episode: Episode
-    algorithm: Algorithm  # which groups it can learn from, whether it wants a greedy answer
+    algorithm: Algorithm  # decides about dynamic sampling, overlong shaping, greedy baselines
     max_prompt: int  # tokens
     validation: list[Part]
     world: World = field(default_factory=World)
     stopping: Stopping = field(default_factory=Stopping)
-    watch: Watcher = field(default_factory=Nobody)
+    callbacks: Callbacks = field(default_factory=NoCallbacks)
 
     def sleep(self) -> None:
-        """The backend gives its memory back while the learner works."""
+        """Free the backend's memory while the learner works."""
         if self.config.rollout.sleep:
             self.backend.sleep()
 
     def validate(self, schedule: Schedule | None) -> Evaluation:
-        """Accuracy on held-out rows, by the first rank; dense unless it is to be as training is."""
-        self.watch.phase("validation")
+        """Measure accuracy on held-out rows, on the first rank; dense unless validation.sparse."""
+        self.callbacks.phase("validation")
         config, most = self.config, self.config.rollout.max_tokens
-        samples = config.validation.samples  # always alike, so that points compare
+        samples = config.validation.samples  # the same seeds each time, so that points compare
         params = SamplingParams(n=samples, max_tokens=most, seed=VALIDATION_SEED)
-        asked = (self.backend, self.validation, self.language, params)
+        arguments = (self.backend, self.validation, self.language, params)
         name, chosen = config.model.name, schedule if config.validation.sparse else None
-        return self.world.only_first(
-            lambda: evaluate(*asked, model=name, schedule=chosen).evaluation
+        return self.world.on_first_rank(
+            lambda: evaluate(*arguments, model=name, schedule=chosen).evaluation
         )
 
     def close(self) -> None:
-        """Let go of verifiers."""
+        """Stop the verifiers."""
         for judge in {self.judge, *(part.judge for part in self.validation)}:
             if (close := getattr(judge, "close", None)) is not None:
                 close()
 
     # A step.
 
-    def play(self, request: RolloutRequest) -> RolloutBatch:
-        """One round of prompts, or as many as dynamic sampling needs and is allowed."""
-        kept, every = list[Group](), list[Group]()
+    def generate(self, request: RolloutRequest) -> RolloutBatch:
+        """Sample one round of prompts, or as many as dynamic sampling needs and is allowed."""
+        kept, groups = list[Group](), list[Group]()
         position, overlong, rounds = request.position, list[str](), 0
         watched, before = request.watched, Counter(self._verdicts())
         most = self.config.algorithm.refills if self.algorithm.dynamic else 1
         while rounds < most and len(kept) < request.prompts:
             rounds += 1
             count = request.prompts - len(kept)
-            seats, position, skipped = self._seats(request, position, count, watched)
-            watched -= sum(seat.watched for seat in seats)
+            slots, position, skipped = self._next_slots(request, position, count, watched)
+            watched -= sum(slot.watched for slot in slots)
             overlong += skipped
-            fresh = self._round(request, seats)
-            every += fresh
-            kept += filter(self._informs, fresh)
-        dropped = [group for group in every if not self._informs(group)]
-        trajectories = [one for group in every for one in group.trajectories]
-        accs = [one.acc for one in trajectories if one.acc is not None]
-        own = Counter(self._verdicts()) - before
-        told = getattr(self.judge, "last_fault", "") if own.keys() & {*FAILED} else ""
-        ranks = self.world.collect((own, told))
+            fresh = self._round(request, slots)
+            groups += fresh
+            kept += filter(self._is_informative, fresh)
+        dropped = [group for group in groups if not self._is_informative(group)]
+        trajectories = [t for group in groups for t in group.trajectories]
+        accs = [t.acc for t in trajectories if t.acc is not None]
+        verdicts = Counter(self._verdicts()) - before
+        fault = getattr(self.judge, "last_fault", "") if verdicts.keys() & {*FAILED} else ""
+        ranks = self.world.all_gather((verdicts, fault))
         return RolloutBatch(
             groups=tuple(kept),
             position=position,
             overlong=tuple(overlong),
             uninformative=len(dropped),
-            watched=self._watched_of(dropped),
+            watched=self._with_states(dropped),
             acc=sum(accs) / len(accs) if accs else None,
             rounds=rounds,
             verdicts=dict(sum((counts for counts, _ in ranks), Counter[str]())),
@@ -158,35 +158,35 @@ class RolloutSide:
         )
 
     def _verdicts(self) -> Mapping[str, int]:
-        """What this rank's judge has counted so far."""
+        """Verdict counts of this rank's judge so far."""
         return getattr(self.judge, "counts", {})
 
-    def _informs(self, group: Group) -> bool:
+    def _is_informative(self, group: Group) -> bool:
         """By accuracy, not by reward: shaping must not make a group look informative."""
-        accs = [one.acc or 0 for one in group.trajectories]
+        accs = [t.acc or 0 for t in group.trajectories]
         return not self.algorithm.dynamic or informative(accs)
 
-    def _watched_of(self, groups: Sequence[Group]) -> tuple[Trajectory, ...]:
-        """Trajectories whose hidden states some rank has, in the same order on all."""
-        every = [trajectory for group in groups for trajectory in group.trajectories]
-        held = [number for number, one in enumerate(every) if one.hidden is not None]
-        numbers = {number for part in self.world.collect(held) for number in part}
-        return tuple(every[number] for number in sorted(numbers))
+    def _with_states(self, groups: Sequence[Group]) -> tuple[Trajectory, ...]:
+        """Trajectories whose hidden states some rank has, in the same order on all ranks."""
+        trajectories = [t for group in groups for t in group.trajectories]
+        held = [number for number, t in enumerate(trajectories) if t.hidden is not None]
+        numbers = {number for part in self.world.all_gather(held) for number in part}
+        return tuple(trajectories[number] for number in sorted(numbers))
 
-    def _seats(
+    def _next_slots(
         self, request: RolloutRequest, position: int, count: int, watched: int
-    ) -> tuple[list[Seat], int, list[str]]:
-        """The next rows whose prompts fit, where the data goes on, and those that do not fit.
+    ) -> tuple[list[PromptSlot], int, list[str]]:
+        """The next rows whose prompts fit, the position after them, and the overlong rows.
 
-        What the gate samples is spread over the prompts: those are what is independent.
+        Measured answers are spread over the prompts, which are what is independent.
         """
-        each, more = divmod(min(watched, count * request.samples), count)
-        seats, overlong, in_a_row = list[Seat](), list[str](), 0
-        while len(seats) < count:
+        share, more = divmod(min(watched, count * request.samples), count)
+        slots, overlong, in_a_row = list[PromptSlot](), list[str](), 0
+        while len(slots) < count:
             example = self.rows.at(position)
             tokens = len(self.language.encode(example.prompt))
             if tokens <= self.max_prompt:
-                seats.append(Seat(example, position, each + (len(seats) < more)))
+                slots.append(PromptSlot(example, position, share + (len(slots) < more)))
                 in_a_row = 0
             else:
                 overlong.append(f"{example.id} ({tokens} of at most {self.max_prompt} tokens)")
@@ -197,51 +197,53 @@ class RolloutSide:
                     f"({overlong[-1]}); raise rollout.max_prompt, or lower rollout.max_tokens"
                 )
             position += 1
-        return seats, position, overlong
+        return slots, position, overlong
 
-    def _round(self, request: RolloutRequest, seats: Sequence[Seat]) -> list[Group]:
-        """Play these seats, this rank's share of them here. Where one rank stops, all do.
+    def _round(self, request: RolloutRequest, slots: Sequence[PromptSlot]) -> list[Group]:
+        """Answer these prompts, this rank's share of them here; if one rank stops, all do.
 
-        Hidden states are big and stay on the rank that played, which will read them too.
+        Hidden states are large and stay on the rank that sampled them, which will score them too.
         """
-        world, own, failures = self.world, list[Group](), list[Exception]()
+        world, local, failures = self.world, list[Group](), list[Exception]()
 
         def share() -> list[Group] | Stopped | EpisodeFailed:
-            work = self._play_all(request, world.mine(seats))
+            work = self._generate_all(request, world.local_items(slots))
             try:
-                own.extend(run_coroutine(self.stopping.unless(work)))
+                local.extend(run_coroutine(self.stopping.unless(work)))
             except (Stopped, EpisodeFailed) as error:
                 failures.append(error)
                 return error
-            return own if world.size == 1 else [_without_states(group) for group in own]
+            return local if world.size == 1 else [_without_states(group) for group in local]
 
-        parts = world.together(share)
+        parts = world.on_all_ranks(share)
         for rank, part in enumerate(parts):
             if isinstance(part, EpisodeFailed) and world.size > 1:
                 raise EpisodeFailed(f"rank {rank}: {part}") from (failures[0] if failures else None)
         for part in parts:
             if isinstance(part, Exception):
                 raise part
-        groups = dealt([part for part in parts if not isinstance(part, Exception)])
-        groups[world.rank :: world.size] = own
+        groups = interleave([part for part in parts if not isinstance(part, Exception)])
+        groups[world.rank :: world.size] = local
         return groups
 
-    async def _play_all(self, request: RolloutRequest, seats: Sequence[Seat]) -> list[Group]:
+    async def _generate_all(
+        self, request: RolloutRequest, slots: Sequence[PromptSlot]
+    ) -> list[Group]:
         done = 0
 
-        async def play_one(sampler: Sampler, seat: Seat) -> Group:
+        async def generate_group(sampler: Sampler, slot: PromptSlot) -> Group:
             nonlocal done
-            group = await self._group(request, sampler, seat)
+            group = await self._group(request, sampler, slot)
             done += 1
-            self.watch.phase("rollout", done, len(seats))
+            self.callbacks.phase("rollout", done, len(slots))
             return group
 
-        self.watch.phase("rollout", 0, len(seats))
+        self.callbacks.phase("rollout", 0, len(slots))
         async with self.backend.serving() as sampler:
-            return list(await asyncio.gather(*(play_one(sampler, seat) for seat in seats)))
+            return list(await asyncio.gather(*(generate_group(sampler, slot) for slot in slots)))
 
-    async def _group(self, request: RolloutRequest, sampler: Sampler, seat: Seat) -> Group:
-        rollout, example = self.config.rollout, seat.example
+    async def _group(self, request: RolloutRequest, sampler: Sampler, slot: PromptSlot) -> Group:
+        rollout, example = self.config.rollout, slot.example
         actor = Actor(
             engine=sampler,
             language=self.language,
@@ -250,17 +252,17 @@ class RolloutSide:
             schedule=request.schedule,
             samples=request.samples,
             context=self.max_prompt + rollout.max_tokens,
-            watched=seat.watched,
-            key=(self.config.run.seed, request.step, seat.position),
+            watched=slot.watched,
+            key=(self.config.run.seed, request.step, slot.position),
         )
         actors = [actor, actor.as_greedy()] if self.algorithm.greedy else [actor]
         where = f"step {request.step}: the episode of {example.id}"
         try:
-            found = await asyncio.gather(*(self._trajectories(one, example) for one in actors))
+            answers = await asyncio.gather(*(self._trajectories(one, example) for one in actors))
             baseline = None
             if self.algorithm.greedy:
-                baseline = shaped_reward(found[1][0], self.algorithm, rollout.max_tokens)
-            group = {"trajectories": tuple(found[0]), "baseline": baseline}
+                baseline = shaped_reward(answers[1][0], self.algorithm, rollout.max_tokens)
+            group = {"trajectories": tuple(answers[0]), "baseline": baseline}
             return from_dict(Group, {"prompt_id": example.id, **group})
         except EpisodeFailed as error:
             raise EpisodeFailed(f"{where}: {error}") from error.__cause__
@@ -268,20 +270,20 @@ class RolloutSide:
             raise EpisodeFailed(f"{where}: {error}") from error
 
     async def _trajectories(self, actor: Actor, example: Example) -> list[Trajectory]:
-        """What the episode gives, which may be anybody's code: any exception can come of it."""
+        """Run the episode, which may be user code that raises anything, and check its result."""
         try:
-            found = await self.episode(actor, example)
-        except Exception as error:  # told with its type, and chained: nothing is hidden
+            trajectories = await self.episode(actor, example)
+        except Exception as error:  # named with its type, and chained: nothing is hidden
             raise EpisodeFailed(f"{type(error).__name__}: {error}") from error
-        if not found or not all(isinstance(one, Trajectory) for one in found):
-            raise EpisodeFailed(f"it gave {found!r:.80}, not trajectories")
-        if any(one.reward is None for one in found):
-            raise EpisodeFailed("it gave a trajectory without a reward")
-        if self.algorithm.dynamic and any(one.acc is None for one in found):
-            raise EpisodeFailed("it gave no acc, which dynamic sampling needs")
-        return found
+        if not trajectories or not all(isinstance(t, Trajectory) for t in trajectories):
+            raise EpisodeFailed(f"expected trajectories, got {trajectories!r:.80}")
+        if any(t.reward is None for t in trajectories):
+            raise EpisodeFailed("a trajectory has no reward")
+        if self.algorithm.dynamic and any(t.acc is None for t in trajectories):
+            raise EpisodeFailed("a trajectory has no acc, which dynamic sampling needs")
+        return trajectories
 
 
 def _without_states(group: Group) -> Group:
-    light = tuple(one.replace(hidden=None) for one in group.trajectories)
+    light = tuple(t.replace(hidden=None) for t in group.trajectories)
     return group.replace(trajectories=light)

@@ -1,14 +1,13 @@
-"""Decode attention on a CPU, reading each kept page once and copying nothing.
+"""Decode attention on a CPU: every kept page is read once, nothing is copied.
 
 The work of a row is cut into blocks of about BLOCK_TOKENS tokens of its own lists. Each block
 gives a partial softmax, and partials are joined in order, so the bits of a row depend on its own
 lists alone: not on its neighbours, not on the number of threads.
 
-Decoding reads every key and value once and computes little with them, so the kernel follows the
-memory: pages are visited in the order in which they lie in the pool, each is read once for all
-query heads of its group, and while one is worked on the next one is on its way (worth a quarter of
-the speed for dense lists, half for sparse ones). A block of pages takes three steps: scores of all
-its tokens, softmax, weighted values.
+Decoding is bound by memory, so the kernel follows its layout: pages are visited in the order of the
+pool, each is read once for all query heads of its group, and the next page is prefetched (worth a
+quarter of the speed for dense lists, half for sparse ones). A block of pages takes three steps:
+scores of all its tokens, softmax, weighted values.
 
 Legend: S = items of work (row, block), V = visits of an item (page, KV head), W = width of a row of
 scores; the others are in sparrow/ops/types.py. Single letters in the inner functions are flat
@@ -62,7 +61,7 @@ _inline = njit(nogil=True, forceinline=True, error_model="numpy")
 
 
 def fits(_op: str, dtype: torch.dtype, head_size: int) -> bool:
-    """fp32 or bf16, and heads of whole vectors."""
+    """fp32 or bf16, and head sizes of whole vectors."""
     return dtype in (torch.float32, torch.bfloat16) and head_size % CHUNK == 0
 
 
@@ -140,7 +139,7 @@ def _find_fault(
 ) -> int:
     """0, or the first fault found: 1 in a length, 2 in a list, 3 in a table.
 
-    What follows reads wherever these numbers point, so they are looked at before.
+    The kernels read wherever these numbers point, so they are checked first.
     """
     rows, kv_heads = counts_BG.shape
     for b in range(rows):
@@ -213,7 +212,7 @@ def _plan(
     begin: int,
     pool: tuple[int, int, int, int],
 ) -> int:
-    """Write down the visits of an item: where in the pool, tokens, KV head, slot in the block.
+    """List the visits of an item: offset in the pool, tokens, KV head, slot in the block.
 
     Page by page and head by head, as they lie in the pool, so that dense lists are read in long
     runs. Behind the last visit stands what to prefetch there: the first one of the next block.
@@ -271,13 +270,13 @@ def _score(
 
 @_inline
 def _heads_together(left: int) -> int:
-    """How many of the heads that are left of a group go through a page at once: at most three."""
+    """The number of remaining heads of a group that are processed at once: at most three."""
     return 2 if left == 4 else min(left, 3)
 
 
 @_inline
 def _tile(at: int, t: int, tokens: int, size: int) -> tuple[int, int, int, int]:
-    """Where four tokens of a page lie; a tile that runs over the end repeats the last token."""
+    """Offsets of four tokens of a page; a tile beyond the end repeats the last token."""
     t0, end = at + t * size, at + (tokens - 1) * size
     return t0, min(t0 + size, end), min(t0 + 2 * size, end), min(t0 + 3 * size, end)
 

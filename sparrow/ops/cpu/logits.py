@@ -1,9 +1,9 @@
-"""Logits of 16-bit weights on a CPU: the LM head is widened once and kept, not at every step.
+"""Logits of 16-bit weights on a CPU: an fp32 copy of the LM head is cached.
 
 Logits are fp32 whatever the weights' dtype (see reference/logprob.py), and no CPU product gives
-fp32 from 16-bit inputs. The wide copy takes twice the head's memory; it is made anew when the head
-has changed or moved, and goes when the head goes. (Changes through `.data`, which torch itself
-does not count, are not noticed.)
+fp32 from 16-bit inputs. The copy takes twice the memory of the head; it is renewed when the head
+has changed or moved, and freed with the head. (Changes through `.data`, which torch does not count,
+are not noticed.)
 """
 
 import weakref
@@ -37,11 +37,11 @@ def logits(hidden_TC: Tensor, head_VC: Tensor) -> Tensor:
 
 
 def _widened(head_VC: Tensor) -> Tensor:
-    """The head in fp32: the copy that was made of this very tensor in this very state."""
+    """The cached fp32 copy of a head, by its identity and version."""
     state = (head_VC.data_ptr(), head_VC._version)
-    found = _wide.get(id(head_VC))
-    if found is not None and found[0]() is head_VC and found[1] == state:
-        return found[2]
+    cached = _wide.get(id(head_VC))
+    if cached is not None and cached[0]() is head_VC and cached[1] == state:
+        return cached[2]
     with torch.inference_mode(False):
         wide_VC = head_VC.detach().float()
     key = id(head_VC)

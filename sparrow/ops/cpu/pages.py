@@ -1,4 +1,4 @@
-"""Page operations on a CPU: loops over rows, heads and pages that copy nothing on the way.
+"""Ops of pages on a CPU: loops over rows, heads and pages without copies.
 
 `write_pages` and `select_pages` are ops; `summarise_pages` and `score_pages` are the kernels of the
 block-mean flow, whose definition is the flow itself (see sparrow/sparse/rule.py).
@@ -6,7 +6,7 @@ block-mean flow, whose definition is the flow itself (see sparrow/sparse/rule.py
 A row's bits depend on the row alone: sums run in an order that only the shapes fix. Landmarks are
 summed key after key, in the order of the page, so that a page has the same landmark bits whether
 prefill or decoding finished it. bf16, which numpy lacks, is handled as its 16 bits. The kernels
-read wherever their numbers point, so slots and tables are looked at before.
+read wherever their numbers point, so slots and tables are checked first.
 Legend of the dimension letters: sparrow/ops/types.py.
 """
 
@@ -348,8 +348,8 @@ def _key(score: np.float32) -> np.uint32:
 
 
 @njit
-def _threshold(key_M: Array, wanted: int) -> tuple[np.uint32, int]:
-    """The key such that those above it, and as many equals as the second result, are `wanted`.
+def _threshold(key_M: Array, count: int) -> tuple[np.uint32, int]:
+    """The key such that those above it, and as many equals as the second result, are `count`.
 
     Found bit by bit: 32 counts at most, each a loop without a branch, beat a sort by far.
     """
@@ -357,11 +357,11 @@ def _threshold(key_M: Array, wanted: int) -> tuple[np.uint32, int]:
     for bit in range(31, -1, -1):
         trial = np.uint32(threshold | np.uint32(1 << bit))
         reached = _count(key_M, trial)
-        if reached >= wanted:
+        if reached >= count:
             threshold = trial
-        if reached == wanted:
+        if reached == count:
             break
-    return threshold, wanted - _count(key_M, np.uint32(threshold + 1))  # keys end far below 2**32
+    return threshold, count - _count(key_M, np.uint32(threshold + 1))  # keys end far below 2**32
 
 
 @njit

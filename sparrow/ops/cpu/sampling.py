@@ -3,7 +3,7 @@
 The first pass divides by the temperature and finds the largest logit; the second turns the row
 into weights and sums them in fp64, block by block. The sums of the blocks tell where the cumulative
 distribution passes the row's uniform number, so only one block is walked token by token. A row is
-one thread's business from end to end: its bits depend on itself alone.
+processed by one thread: its bits depend on itself alone.
 Legend of the dimension letters: sparrow/ops/types.py; J = blocks of the vocabulary.
 """
 
@@ -40,7 +40,7 @@ def supports(
     *cuts: Tensor | None,
     **named: Tensor | None,
 ) -> bool:
-    """The whole vocabulary: cuts need a sort, which the definition does."""
+    """Without top-k and top-p: these need a sort, which the definition does."""
     return (
         all(cut is None for cut in (*cuts, *named.values()))
         and logits_BV.dtype in DTYPES

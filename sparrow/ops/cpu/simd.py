@@ -1,4 +1,4 @@
-"""What the numba kernels share: tensors as numpy sees them, threads, and vectors of float32.
+"""Shared parts of the numba kernels: numpy views of tensors, threads, and vectors of float32.
 
 Threads: the caller, and helpers that live as long as the process. Numba's own parallel loops are
 not used: their default layer aborts the process when two Python threads enter it at once, as a
@@ -49,12 +49,12 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def integers(tensor: Tensor, dtype: type[np.integer[Any]] = np.int64) -> Array:
-    """Whole numbers of any integer type, without gaps, as one that kernels take."""
+    """Integers of any dtype as a contiguous array of the dtype that kernels take."""
     return np.ascontiguousarray(tensor.numpy(), dtype=dtype)
 
 
 def floats(tensor: Tensor) -> Array:
-    """Floats as numpy sees them; bf16, which numpy lacks, as its 16 bits."""
+    """Floats as a numpy array; bf16, which numpy lacks, as its 16 bits."""
     tensor = tensor.detach()
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 

@@ -1,12 +1,12 @@
-"""Decode attention on a GPU: each kept page is read once, long rows are shared by many programs.
+"""Decode attention on a GPU: kept pages are read once, long rows are split over programs.
 
 The pages of a row and KV head (its list, or all of them) are cut into splits. One program attends
 over one split; where there may be several, a second kernel joins their partial softmaxes in order.
-How many splits there may be follows from the shapes of queries, pool and table (`plan`), how many
-pages each of them has from the row and head's own number of pages (`_split_pages`): few kept pages
-of a long row are shared like all pages of a short one. So nothing waits for the GPU, a CUDA graph
-can hold the call, the list of all pages gives the bits of no list, and what other rows hold changes
-no bit of a row. Legend of the dimension letters: sparrow/ops/types.py; X = splits.
+The maximum number of splits follows from the shapes of queries, pool and table (`plan`), the pages
+of a split from the number of pages of the row and head (`_split_pages`): few kept pages of a long
+row are split like all pages of a short one. So nothing synchronises with the GPU, a CUDA graph can
+hold the call, the list of all pages gives the bits of no list, and other rows change no bit of a
+row. Legend of the dimension letters: sparrow/ops/types.py; X = splits.
 """
 
 import math
@@ -22,13 +22,13 @@ from sparrow.ops.types import PageLists
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_SIZE, MOST_SIZE = 32, 256  # numbers of a head
-PROGRAMS = 256  # wanted in a call: two on each of 132 multiprocessors
+PROGRAMS = 256  # target of a call: two on each of 132 multiprocessors
 ENOUGH = 192  # programs without splits: from here on splits only even out the work
 MOST_PROGRAMS = 8192  # so that partial results stay small
 MOST_SPLITS = 64  # of a row
 LEAST_SPLIT = 128  # tokens of one program, where there are few
 EVEN_SPLIT = 1024  # tokens of one program, where there are enough
-LONG_SPLIT = 2048  # tokens of one program: rather more splits than longer ones
+LONG_SPLIT = 2048  # maximum tokens of one program: more splits instead of longer ones
 JOIN_TILE = 32  # splits that are joined per step
 MOST_GROUP = 64  # query heads of a KV head
 
@@ -54,13 +54,13 @@ def plan(rows: int, kv_heads: int, tokens: int, head_size: int, itemsize: int) -
     pairs = rows * kv_heads
     few = triton.next_power_of_2(4 * pairs)
     least = EVEN_SPLIT if pairs >= ENOUGH else max(tile, LEAST_SPLIT, few)
-    wanted = max(PROGRAMS // pairs, -(-tokens // LONG_SPLIT))
+    target = max(PROGRAMS // pairs, -(-tokens // LONG_SPLIT))
     most = min(MOST_SPLITS, MOST_PROGRAMS // pairs, -(-tokens // least))
-    return Plan(tile, max(1, min(wanted, most)), least, warps=4, stages=4)
+    return Plan(tile, max(1, min(target, most)), least, warps=4, stages=4)
 
 
 def fits(_op: str, dtype: torch.dtype, head_size: int) -> bool:
-    """bf16, fp16 or fp32, and heads of 32 to 256 numbers in eights."""
+    """bf16, fp16 or fp32, and head sizes from 32 to 256 that are multiples of 8."""
     return dtype in DTYPES and LEAST_SIZE <= head_size <= MOST_SIZE and head_size % 8 == 0
 
 
@@ -93,7 +93,7 @@ def attend_decode(
     out_BHD = torch.empty(q_BHD.shape, dtype=q_BHD.dtype, device=q_BHD.device)
     if not out_BHD.numel():
         return out_BHD
-    # Numbers of one head must lie side by side; rows and heads may lie anywhere.
+    # The numbers of a head must be contiguous; rows and heads may have any strides.
     q_BHD = q_BHD if q_BHD.stride(2) == 1 else q_BHD.contiguous()
     cut = plan(len(q_BHD), kv_heads, table_BM.shape[1] * page, size, q_BHD.itemsize)
     width = table_BM.shape[1] if lists is None else lists.pages.shape[2]
@@ -101,7 +101,7 @@ def attend_decode(
     splits = max(1, min(cut.splits, -(-width // least)))  # a narrow list cannot fill more
     partials = _partials(out_BHD, splits)
     lengths_B = lengths_B.contiguous()
-    # Without lists the kernels look at no list: any pointer will do.
+    # Without lists the kernels read no list: any pointer will do.
     pages, counts = (lengths_B, lengths_B) if lists is None else (t.contiguous() for t in lists)
     group = q_BHD.shape[1] // kv_heads
     shape = {  # what both kernels are compiled for
@@ -135,9 +135,9 @@ def attend_decode(
 
 
 def _partials(out_BHD: Tensor, splits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for what splits hand over: values [B, H, X, D], tops and totals [B, H, X], in fp32."""
+    """Buffers of partial results: values [B, H, X, D], tops and totals [B, H, X], in fp32."""
     if splits == 1:
-        return out_BHD, out_BHD, out_BHD  # not looked at
+        return out_BHD, out_BHD, out_BHD  # not read
     rows, heads, size = out_BHD.shape
     value, weight = (
         torch.empty(shape, dtype=torch.float32, device=out_BHD.device)
@@ -157,7 +157,7 @@ def _page_count(
     PAGE: tl.constexpr,
     LISTED: tl.constexpr,
 ) -> tl.tuple:
-    """Length of a row, and how many pages one of its KV heads attends to, the width at most."""
+    """The length of a row, and the number of pages of a KV head, at most the width."""
     length = tl.load(lengths + row).to(tl.int32)
     count = tl.cdiv(length, PAGE)
     if LISTED:
@@ -174,7 +174,7 @@ def _split_pages(
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """Pages of one split if `count` pages are cut: even shares in whole tiles, none too small."""
+    """Pages of a split of `count` pages: even shares in whole tiles, with a minimum size."""
     even = tl.cdiv(count, shares)
     if TILE > PAGE:
         even = tl.cdiv(even, TILE // PAGE) * (TILE // PAGE)
@@ -183,7 +183,7 @@ def _split_pages(
 
 @triton.jit
 def head_mask(real_r: tl.tensor, lane_d: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """Numbers of heads that exist; where heads fill their lanes, only rows are asked for."""
+    """The mask of existing numbers of heads; where heads fill their lanes, of rows alone."""
     mask = real_r[:, None]
     if lane_d.shape[0] != SIZE:
         mask = mask & (lane_d < SIZE)[None, :]
@@ -258,7 +258,7 @@ def _attend_split(
     length, count = _page_count(lengths, counts, row, kv_head, width, KV_HEADS, PAGE, LISTED)
     split_pages = _split_pages(count, shares, least, PAGE, TILE)
     first = split * split_pages
-    if first >= tl.maximum(count, 1 if DIRECT else 0):  # alone, it writes a row of zeros too
+    if first >= tl.maximum(count, 1 if DIRECT else 0):  # the only split also writes a row of zeros
         return
     begin, end = first * PAGE, tl.minimum(first + split_pages, count) * PAGE
     token_t = begin + lane_t
@@ -321,7 +321,7 @@ def _join(
     OVERLAP: tl.constexpr,
     JOINED: tl.constexpr,
 ) -> None:
-    """One query head of one row: its partial softmaxes joined, as many as its pages filled."""
+    """Join the partial softmaxes of one query head of one row."""
     wait(OVERLAP)
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     _, count = _page_count(lengths, counts, row, head // GROUP, width, KV_HEADS, PAGE, LISTED)

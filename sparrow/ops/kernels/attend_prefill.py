@@ -2,8 +2,8 @@
 
 One program attends with a block of queries of one sequence and one head, in one pass over the keys
 that they may see. Blocks are counted from the first query of each sequence, so neighbours in a
-pack change nothing. Which block a program has, it finds in the bounds on the device: nothing waits
-for the GPU. Legend of the dimension letters: sparrow/ops/types.py.
+pack change nothing. A program finds its block in the bounds on the device, without synchronisation.
+Legend of the dimension letters: sparrow/ops/types.py.
 """
 
 import math
@@ -29,7 +29,7 @@ class Plan(NamedTuple):
 
 
 def plan(head_size: int, itemsize: int) -> Plan:
-    """What the registers hold without spilling; fp32 does without matrix units."""
+    """The largest blocks whose registers do not spill; fp32 runs without tensor cores."""
     if itemsize == 4:
         return Plan(queries=32, keys=16, warps=8, stages=2)
     return Plan(queries=128, keys=64 if head_size <= 128 else 32, warps=8, stages=3)
@@ -178,7 +178,7 @@ def _attend_block(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ) -> None:
-    """A block of queries of one head: whole tiles of keys first, then those that cause cuts.
+    """A block of queries of one head: whole tiles of keys first, then those under the causal mask.
 
     Heads of a group run side by side and share their keys in cache; blocks with the most keys run
     first. Scores are in base 2 (`scale` holds log2 e).

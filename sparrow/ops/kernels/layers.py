@@ -1,18 +1,18 @@
 """Products of a few tokens with a weight matrix, and heads out of the fused projection.
 
 A program of a product owns some columns of the result for all tokens and walks over the depth, so
-each weight is read once; the norm before a product and the residual, bias or gate after it ride
-along. Columns too few to fill the device are helped by splitting the depth: every program writes
-its share and the last to arrive adds all shares in their order, so results repeat bit for bit. A
+each weight is read once; the norm before a product and the residual, bias or gate after it are
+fused. Where columns are too few to fill the device, the depth is split: every program writes its
+partial sum and the last one adds them in order, so results repeat bit for bit. A
 row's result depends on that row and on the number of rows only.
 
-How products are launched, by shape, comes from one kind of GPU, an H200, and whole decode steps; it
-changes speed alone. There every launch overlaps the one before, and that paid only where a program
-takes more than half of a processor's shared memory (smaller ones were slower than without overlap,
-presumably because two of one launch then crowd on the first processor with room).
+Launch parameters by shape were tuned on an H200 with whole decode steps; they change speed alone.
+Every launch overlaps the previous one, which paid only where a program takes more than half of a
+processor's shared memory (smaller ones were slower than without overlap, presumably because two of
+one launch then share the first free processor).
 
-`split_heads`: norm per head and rotation in one pass, some heads of one token a program; values
-stay where they are.
+`split_heads`: norm per head and rotation in one pass, some heads of one token per program; values
+are not copied.
 
 Legend of the dimension letters: sparrow/ops/types.py; E is the width of a projection, F the
 intermediate size. In kernels K is the depth of the product and N its width, as in any GEMM.
@@ -45,7 +45,7 @@ def fits(op: str, dtype: torch.dtype, head_size: int) -> bool:
 
 
 def supports(op: str, x_TK: Tensor, *others: Tensor | None, **options: Any) -> bool:
-    """No gradients and rows without gaps; a product of few tokens, in one dtype."""
+    """No gradients and contiguous rows; a product of few tokens, in one dtype."""
     tensors = [x_TK, *(tensor for tensor in others if tensor is not None)]
     fits_op = _heads_fit if op == "split_heads" else _product_fits
     return not needs_gradients(*tensors) and fits_op(*tensors, **options)
@@ -102,7 +102,7 @@ def launch_for(op: str, tokens: int, width: int, depth: int) -> Launch:
     if (op, tile(tokens), width, depth) in LAUNCHES:
         return LAUNCHES[op, tile(tokens), width, depth]
     rows, programs, gated = tile(tokens), triton.cdiv(width, 64), op == "norm_gated"
-    if programs > PROCESSORS:  # many rounds: two programs a processor take turns
+    if programs > PROCESSORS:  # many rounds: two programs per processor alternate
         return Launch(columns=64, depth=128, stages=3 if gated or rows > 16 else 4)
     splits = max(1, min(PROCESSORS // programs, depth // LEAST_SPAN))
     if rows == 16 or (rows == 32 and not gated):
@@ -291,7 +291,7 @@ def _walk(
             # Too narrow for an asynchronous copy, so a step ahead by hand.
             factor = tl.load(norm + k + DEPTH + depth, mask=depth < last - k - DEPTH, other=0.0)
         acc = tl.dot(block, values.T, acc) if SWAP else tl.dot(values, block.T, acc)
-    wait(OVERLAP)  # also where a split had nothing to do
+    wait(OVERLAP)  # also where a split was empty
     return acc.T if SWAP else acc, tl.sum(squares, 1)
 
 
@@ -307,7 +307,7 @@ def _is_last(
     SPLITS: tl.constexpr,
     TOKENS: tl.constexpr,
 ) -> tl.tensor:
-    """Leave a share; true for the last program of these columns, which finds all shares there.
+    """Store a partial sum; true for the last program of these columns, which can read all of them.
 
     Shares are [SPLITS, T, W] and, behind, the squares [SPLITS, T], where programs of other columns
     write the same. The last program sets the count back to zero for the next launch.
@@ -315,7 +315,7 @@ def _is_last(
     split, tokens = tl.program_id(1), tl.arange(0, TOKENS)
     _store(shares + split * T * W, acc, places, T, W, TOKENS)
     tl.store(shares + SPLITS * T * W + split * T + tokens, squares, mask=tokens < T)
-    tl.debug_barrier()  # all threads have stored before one of them tells
+    tl.debug_barrier()  # all threads have stored before one of them signals
     count = arrivals + tl.program_id(0)
     last = tl.atomic_add(count, 1, sem="acq_rel") == SPLITS - 1
     if last:
@@ -332,7 +332,7 @@ def _join(
     SPLITS: tl.constexpr,
     TOKENS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Sums of all shares, always in the same order."""
+    """The sum of all partial sums, always in the same order."""
     tokens = tl.arange(0, TOKENS)
     squares_at = shares + SPLITS * T * W + tokens
     acc = _load(shares, places, T, W, TOKENS)
@@ -351,7 +351,7 @@ def _load(
     N: tl.tensor,
     TOKENS: tl.constexpr,
 ) -> tl.tensor:
-    """Some columns of all tokens in fp32, past the first cache: other programs may have written."""
+    """Load some columns of all tokens in fp32, bypassing L1: other programs wrote them."""
     tokens = tl.arange(0, TOKENS)
     mask = (tokens < T)[:, None] & (columns < N)[None, :]
     at = source + tokens[:, None] * N + columns[None, :]

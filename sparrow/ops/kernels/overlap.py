@@ -1,11 +1,10 @@
-"""Launching a kernel before the one ahead of it has ended (programmatic dependent launch).
+"""Programmatic dependent launch: a kernel is launched before the previous one has ended.
 
-A kernel's start, about a microsecond, then passes while its predecessor still works. Weights it may
-read at once, if the caller has promised that nothing running writes them (`ops.settled_weights`;
-without that promise products are launched as usual); everything else only when the kernels ahead
-have ended and their results can be seen: `wait` and `when_ready` see to that. Every kernel launched
-so must wait, even where it reads nothing of its predecessor: that is how "ahead" reaches past one
-kernel.
+Its launch, about a microsecond, overlaps the previous kernel. It may read weights at once, if the
+caller has promised that no running kernel writes them (`ops.settled_weights`; without that promise
+products are launched as usual); everything else only when the previous kernels have ended and their
+results are visible: by `wait` and `when_ready`. Every such kernel must wait, even where it reads
+nothing of its predecessor: otherwise its successor would not wait for the kernels before both.
 """
 
 from functools import cache
@@ -18,12 +17,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 def overlaps(tensor: Tensor) -> bool:
-    """Whether kernels on this tensor's device can be launched so: from Hopper on."""
+    """Whether the device of a tensor has dependent launch: from Hopper on."""
     return tensor.is_cuda and _can(tensor.device)
 
 
 def overlap_options(tensor: Tensor, allowed: bool = True) -> dict[str, bool]:
-    """The options of a launch that overlaps the one before, where it can and may."""
+    """Launch options for overlap with the previous kernel, where possible and allowed."""
     overlap = allowed and overlaps(tensor)
     return {"OVERLAP": overlap, "launch_pdl": overlap}
 
@@ -35,14 +34,14 @@ def _can(device: torch.device) -> bool:
 
 @triton.jit
 def let_next_start(OVERLAP: tl.constexpr) -> None:
-    """The next kernel may start, as soon as all programs of this one have come here."""
+    """Allow the next kernel to start, once all programs of this one have reached this point."""
     if OVERLAP:
         gdc_launch_dependents()
 
 
 @triton.jit
 def wait(OVERLAP: tl.constexpr) -> None:
-    """Let the next kernel start, and wait for those ahead."""
+    """Allow the next kernel to start, and wait for the previous ones."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -50,7 +49,7 @@ def wait(OVERLAP: tl.constexpr) -> None:
 
 @triton.jit
 def when_ready(offset: tl.tensor, OVERLAP: tl.constexpr) -> tl.tensor:
-    """The same offset, a multiple of 16, once the kernels ahead have ended.
+    """The same offset, a multiple of 16, once the previous kernels have ended.
 
     A value, not a statement: in a pipelined loop only what is loaded at this offset waits.
     """

@@ -1,11 +1,11 @@
-"""Pages on a GPU: tokens into slots, and the choice of the best-scored pages under a budget.
+"""Ops of pages on a GPU: write tokens into slots, select the best-scored pages under a budget.
 
 `write_pages`: a program moves the heads of one token. `select_pages`: a program chooses for one row
 and KV head. Scores become whole numbers of the same order; the smallest chosen one is found bit by
 bit, counting how many numbers reach each guess (or how much mass they hold), and the search ends as
-soon as a guess divides the pages. What is chosen then takes its place in the list by a running sum.
-A row that keeps everything does none of this, and a short row in a wide table does the work of its
-own pages only: the kernel holds the same code for several sizes.
+soon as a guess separates the pages. A prefix sum then places the selected pages in the list. A row
+that keeps everything skips all this, and a short row in a wide table works on its own pages only:
+the kernel has the same code for several sizes.
 Legend of the dimension letters: sparrow/ops/types.py.
 """
 
@@ -223,7 +223,7 @@ def select_row(
 def sure_pages(
     reserved: tl.tensor, most: tl.tensor, budget: tl.tensor, MASS: tl.constexpr
 ) -> tl.tensor:
-    """How many pages are kept whatever the scores are; all of a dense row, by mass too."""
+    """The number of pages kept whatever the scores; all pages of a dense row, by mass too."""
     sure = most
     if MASS is not None:
         sure = tl.where(budget == _DENSE, most, reserved)
@@ -238,7 +238,7 @@ def row_counts(
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
 ) -> tl.tuple:
-    """Pages of a row, how many of them are reserved, and how many its budget pays, as int32.
+    """Pages of a row, its reserved pages, and the pages that its budget allows, as int32.
 
     A budget below the last page's tokens pays nothing, and the reserved pages decide.
     """
@@ -328,7 +328,7 @@ def _list(
     equal: tl.tensor,
     width: tl.tensor,
 ) -> tl.tuple:
-    """Store the chosen ones of some pages behind those chosen before; returns the new counts.
+    """Append the selected ones of some pages to the list; returns the new counts.
 
     One running sum counts two things: what is certainly chosen, and (above bit 16) who ties at the
     threshold, of whom only the first few have a place.
@@ -395,7 +395,7 @@ def threshold_of(key: tl.tensor, need: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def clean_mass(score: tl.tensor) -> tl.tensor:
-    """Scores as masses: what is negative or NaN is none."""
+    """Scores as masses: negative and NaN scores are 0."""
     return tl.where(score > 0, tl.minimum(score, LARGEST), 0.0)
 
 
@@ -451,8 +451,8 @@ def ties_for(held: tl.tensor, goal: tl.tensor, threshold: tl.tensor, tied: tl.te
 
     The quotient may be off by one; its check is not. Without ties the threshold is nobody's mass.
     """
-    each = tl.where(tied > 0, threshold.to(tl.float32, bitcast=True), 1.0)
-    few = tl.ceil(tl.minimum((goal - held) / tl.maximum(each, 1e-37), 65536.0)).to(tl.int32)
-    few = tl.where(held + (few - 1) * each >= goal, few - 1, few)
-    few = tl.where(held + few * each < goal, few + 1, few)
+    piece = tl.where(tied > 0, threshold.to(tl.float32, bitcast=True), 1.0)
+    few = tl.ceil(tl.minimum((goal - held) / tl.maximum(piece, 1e-37), 65536.0)).to(tl.int32)
+    few = tl.where(held + (few - 1) * piece >= goal, few - 1, few)
+    few = tl.where(held + few * piece < goal, few + 1, few)
     return tl.minimum(tl.maximum(few, 0), tied)

@@ -1,9 +1,9 @@
-"""Sampling on a GPU, and the first and last act of a decode step in one kernel each.
+"""Sampling on a GPU, and inputs and outputs of a decode step in one kernel each.
 
 `sample` makes two passes over the logits, the second over one chunk of them. The first pass sums up
 chunks of the vocabulary. The second, a program per row, joins the sums, finds the chunk in which
 the cumulative distribution passes the row's uniform number, and the token inside it. Chunks do not
-depend on the batch, so neither do a row's bits. `step_inputs` and `step_outputs` stand for some
+depend on the batch, so neither do a row's bits. `step_inputs` and `step_outputs` replace some
 thirty small kernels.
 Legend of the dimension letters: sparrow/ops/types.py; J = chunks of the vocabulary, R = rows.
 """
@@ -213,15 +213,15 @@ def _first_above(
     index: tl.tensor,
     goal: tl.tensor,
 ) -> tl.tensor:
-    """The first place where the ladder exceeds the goal, at most the last one with any weight."""
+    """The first index where the ladder exceeds the goal, at most the last one with any weight."""
     passed = tl.sum((ladder <= goal).to(tl.int32), 0)
     return tl.minimum(passed, tl.max(tl.where(weight > 0, index, 0), 0))
 
 
 @triton.jit
-def _first_true(found: tl.tensor, index: tl.tensor) -> tl.tensor:
-    """The first place that is true; the last place of all if none is."""
-    return tl.min(tl.where(found, index, found.numel - 1), 0)
+def _first_true(mask: tl.tensor, index: tl.tensor) -> tl.tensor:
+    """The first index that is true; the last index of all if none is."""
+    return tl.min(tl.where(mask, index, mask.numel - 1), 0)
 
 
 @triton.jit
@@ -335,7 +335,7 @@ def _write_rows(
     tl.store(packed + 3 * count + b, tl.load(ok + b, mask=real).to(tl.int32), mask=real)
     drawn_B = tl.load(drawn + row, mask=real)
     length_B = tl.load(length + row, mask=real)
-    tl.debug_barrier()  # a repeated padding row is read before anybody writes it
+    tl.debug_barrier()  # a repeated padding row is read before it is written
     tl.store(token + row, token_B, mask=real)
     tl.store(drawn + row, drawn_B + 1, mask=real)
     if ADVANCE:

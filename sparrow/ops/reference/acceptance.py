@@ -1,6 +1,5 @@
-"""Acceptance: how much of the policy p an actor q keeps, token by token.
+"""Acceptance of an actor q by the policy p, token by token: exact, and bounds from top-K lists.
 
-Exact over the vocabulary, and what top-K lists alone tell of it.
 alpha = sum_v min(p(v), q(v)) of two distributions p and q over one vocabulary, by chunks of tokens.
 Legend of the dimension letters: sparrow/ops/types.py. Here K and J are the widths of top lists.
 """
@@ -15,7 +14,7 @@ from sparrow.ops.reference.logprob import chunk_tokens, chunks, entropy, log_sof
 from sparrow.ops.reference.pages import accumulator
 
 ROUNDING = 1e-5
-"""What fp32 may do to alpha and to its bounds. Log-probs of tokens that matter are off by at most
+"""Rounding error of alpha and its bounds in fp32. Log-probs of relevant tokens are off by at most
 2e-6, and so are the sums of the probabilities; a bound that misses alpha by more is an error."""
 
 
@@ -26,7 +25,7 @@ class Comparison(NamedTuple):
     entropy  of p, in nats
     logp     log-probs of the given token
     logq
-    lower    what is known of alpha from the top-K log-probs of both sides alone:
+    lower    bounds of alpha from the top-K log-probs of both sides alone:
     upper    lower <= alpha <= upper
     """
 
@@ -75,7 +74,7 @@ def compare(
     top_k: int = 20,
     chunk: int | None = None,
 ) -> Comparison:
-    """All that a measurement asks of two distributions, with the logits of each made once.
+    """Compare two distributions; their logits are computed once.
 
     alpha has the bits of `acceptance`. lower and upper are `acceptance_bounds` of the top_k
     log-probs of both sides. They come from other sums than alpha, so where one of them misses
@@ -85,13 +84,13 @@ def compare(
     q_head_VC = head_VC if q_head_VC is None else q_head_VC
     temperature_T = per_token(temperature, p_TC)
     wide = accumulator(p_TC.dtype)
-    found = Comparison(*(p_TC.new_empty(len(p_TC), dtype=wide) for _ in Comparison._fields))
+    result = Comparison(*(p_TC.new_empty(len(p_TC), dtype=wide) for _ in Comparison._fields))
     for part in chunks(len(p_TC), chunk or chunk_tokens(len(head_VC))):
         p_nV = log_softmax(p_TC[part], head_VC, temperature_T[part])
         q_nV = log_softmax(q_TC[part], q_head_VC, temperature_T[part])
-        for whole_T, piece_n in zip(found, _compare(p_nV, q_nV, ids_T[part], top_k), strict=True):
+        for whole_T, piece_n in zip(result, _compare(p_nV, q_nV, ids_T[part], top_k), strict=True):
             whole_T[part] = piece_n
-    return found
+    return result
 
 
 def _compare(p_nV: Tensor, q_nV: Tensor, ids_n: Tensor, top_k: int) -> Comparison:
@@ -117,10 +116,10 @@ def acceptance_bounds(
     q_logprobs_TJ: Tensor,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor]:
-    """What the most likely tokens of both sides tell of acceptance: (lower [T], upper [T]).
+    """Bounds of acceptance from the most likely tokens of both sides: (lower [T], upper [T]).
 
     Lists are those of the K (of p) and J (of q) most likely tokens with their log-probs, in any
-    order, each token once: what an inference server returns. lower counts the tokens that stand in
+    order, each token once: what an inference server returns. lower counts the tokens of
     both lists. upper is the largest acceptance that any two distributions with these lists have:
     a token beyond a list has at most the least probability in it, and all of them together what
     the list leaves over. That is best spent on the tokens of the other list, and only then on
@@ -149,7 +148,7 @@ def acceptance_bounds(
 
 
 def _matches(ids_TK: Tensor, others_TJ: Tensor, probs_TJ: Tensor) -> tuple[Tensor, Tensor]:
-    """Which ids are among the others, and the probability of the other there (elsewhere any)."""
+    """Which ids are among the others, and their probability there (arbitrary elsewhere)."""
     sorted_TJ, order_TJ = others_TJ.long().sort(dim=1)
     ids_TK = ids_TK.long().contiguous()
     at_TK = torch.searchsorted(sorted_TJ, ids_TK).clamp_(max=sorted_TJ.shape[1] - 1)

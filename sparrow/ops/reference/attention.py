@@ -20,12 +20,12 @@ from sparrow.ops.dispatch import needs_gradients, op
 from sparrow.ops.reference.pages import DENSE, accumulator, keep_pages
 from sparrow.ops.types import PageLists, Scorer, Scores
 
-# Queries that are attended together, counted from the first query of a sequence in the call, so
-# that the result of a sequence never depends on its neighbours. On a GPU more: _block_size.
+# Queries of a block, counted from the first query of a sequence in the call, so that the result
+# of a sequence never depends on its neighbours. On a GPU more: _block_size.
 QUERY_BLOCK = 128
 Keep = Callable[[int, int], Tensor | None]
 """Tokens that the queries start to stop of a sequence keep, bool [n, G, stop]; None: all."""
-GPU_SCORES = 2**27  # numbers of a block of queries on a GPU, where small blocks wait for launches
+GPU_SCORES = 2**27  # scores of a block on a GPU, where small blocks are bound by launches
 
 
 @op(gradients=False)
@@ -43,7 +43,7 @@ def attend_decode(
 
     lengths count the tokens in the cache, the new one included. Without lists every page is
     attended (dense); the list of all pages gives the same bits. What lies in table entries beyond
-    a sequence, in unused slots and in pages off the list is never looked at. A row's result does
+    a sequence, in unused slots and in pages off the list is never read. A row's result does
     not depend on the other rows. Rows of length 0 give zeros. No gradients.
     """
     kv_heads, page = k_NGPD.shape[1:3]
@@ -107,8 +107,8 @@ def attend_causal_paged(
         queries, room = span.stop - span.start, table_BM.shape[1] * k_NGPD.shape[2]
         if not queries <= length <= room:
             raise ValueError(
-                f"row {row}: {queries} queries, {length} tokens, a table for {room}; "
-                f"queries must be among the tokens, and these in the table"
+                f"row {row}: expected queries <= length <= {room} (tokens of its table), got "
+                f"{queries} queries and length {length}"
             )
         k_SGD = gather_sequence(k_NGPD, table_BM[row], length)
         v_SGD = gather_sequence(v_NGPD, table_BM[row], length)
@@ -161,16 +161,16 @@ def attend_sparse(
 def _keeping(
     scores: Scores, budgets: Tensor, dense: int, page: int, choose: Callable[..., Tensor]
 ) -> Keep:
-    """What each query of one sequence may look at."""
+    """The tokens that queries of one sequence keep."""
 
     def keep(start: int, stop: int) -> Tensor | None:
         if stop <= dense:
             return None
         scores_nGM = F.pad(scores(start, stop), (0, int(stop % page > 0)), value=float("-inf"))
         lengths_n = torch.arange(start + 1, stop + 1, device=scores_nGM.device)
-        own = budgets[start:stop].to(lengths_n)
-        prompt = (lengths_n <= dense).reshape(-1, *(1,) * (own.ndim - 1))
-        keep_nGM = choose(scores_nGM, lengths_n, torch.where(prompt, DENSE, own))
+        budgets_n = budgets[start:stop].to(lengths_n)
+        prompt = (lengths_n <= dense).reshape(-1, *(1,) * (budgets_n.ndim - 1))
+        keep_nGM = choose(scores_nGM, lengths_n, torch.where(prompt, DENSE, budgets_n))
         return keep_nGM.repeat_interleave(page, dim=2)[:, :, :stop]
 
     return keep
@@ -189,13 +189,13 @@ def _attend_sequence(
         q_block = q_nHD[begin : begin + size]
         start, stop = offset + begin, offset + begin + len(q_block)
         arguments = (q_block, k_SGD[:stop], v_SGD[:stop], start, keep, scale)
-        # With gradients, choice and weights are made again on the way back: memory stays linear.
+        # With gradients, choice and weights are recomputed in backward: memory stays linear.
         outputs.append(attend(*arguments))
     return torch.cat([q_nHD[:0], *outputs])
 
 
 def _block_size(q_nHD: Tensor, length: int) -> int:
-    """Queries of a block: by shapes alone, so that equal ones are cut alike, dense or sparse."""
+    """Queries of a block: by shapes alone, so that dense and sparse calls have equal blocks."""
     if not q_nHD.is_cuda:
         return QUERY_BLOCK
     most = GPU_SCORES // (q_nHD.shape[1] * max(1, length))
@@ -205,7 +205,7 @@ def _block_size(q_nHD: Tensor, length: int) -> int:
 def _attend_block(
     q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, start: int, keep: Keep | None, scale: float
 ) -> Tensor:
-    """Queries at positions start.. over the keys 0.., masked by cause and by the kept tokens."""
+    """Attention of the queries at start.. over the keys 0.., with causal mask and kept tokens."""
     n, heads, head_size = q_nHD.shape
     length, kv_heads, _ = k_SGD.shape
     wide = accumulator(q_nHD.dtype)

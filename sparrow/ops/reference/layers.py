@@ -1,6 +1,6 @@
-"""A decoder layer's dense parts: norm, projections, rotation, gate.
+"""The dense parts of a decoder layer: norm, projections, rotary embedding, gate.
 
-Products and norms are fused in one op where a fast version wants them so; each definition is the
+Products and norms are fused in one op where the optimised kernel fuses them; definitions are the
 plain composition, with gradients.
 Legend of the dimension letters: sparrow/ops/types.py; E is the width of a projection, F the
 intermediate size of the MLP.
@@ -23,7 +23,7 @@ def norm_linear(
 
 @op(checked=False)
 def linear_add(x_TE: Tensor, weight_CE: Tensor, residual_TC: Tensor) -> Tensor:
-    """A projection added to the residual stream, [T, C]; the stream given is left as it is."""
+    """A projection added to the residual stream, [T, C]; not in place."""
     return residual_TC + F.linear(x_TE, weight_CE)
 
 
@@ -69,5 +69,5 @@ def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Rotate channel i with channel i + half by each token's angles, in fp32."""
     first, second = x_THD.float().chunk(2, dim=2)
     cos, sin = cos_TD.unsqueeze(1), sin_TD.unsqueeze(1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=2)
-    return turned.to(x_THD.dtype)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=2)
+    return rotated.to(x_THD.dtype)

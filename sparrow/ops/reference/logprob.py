@@ -1,8 +1,8 @@
-"""What is read off final hidden states: logits, log-prob, entropy.
+"""Logits, log-prob and entropy of final hidden states.
 
-Logits are kept in fp32 (fp64 for fp64 inputs) whatever the weights' dtype: rounding them to bf16
-moves a logit of 20 by up to 0.06, which would show as a mismatch that no policy has. They exist
-for one chunk of tokens at a time, never as a [tokens, vocabulary] tensor.
+Logits are fp32 (fp64 for fp64 inputs) whatever the weights' dtype: rounding them to bf16 moves a
+logit of 20 by up to 0.06, which would look like a mismatch of policies. They exist for one chunk of
+tokens at a time, never as a [tokens, vocabulary] tensor.
 Legend of the dimension letters: sparrow/ops/types.py.
 """
 
@@ -49,13 +49,13 @@ def token_stats(
 ) -> TokenStats:
     """Log-prob of each given token and entropy of its distribution, with gradients.
 
-    The one log-prob function for tokens that are given. (A sampler reports the log-prob of its
-    draw itself, under what it drew from; without truncation the two are equal up to rounding.)
+    The only log-prob function for given tokens. (A sampler reports the log-prob of its draw under
+    the truncated distribution; without truncation the two are equal up to rounding.)
     Works through `chunk` tokens at a time (default: 64 MiB of logits). temperature divides the
     logits; one number or one per token, above 0, without gradient.
     """
-    one = isinstance(temperature, int | float) and temperature == 1  # a tensor is not looked at
-    temperature_T = None if one else per_token(temperature, hidden_TC)
+    unscaled = isinstance(temperature, int | float) and temperature == 1
+    temperature_T = None if unscaled else per_token(temperature, hidden_TC)
     chunk = chunk or chunk_tokens(len(head_VC))
     logprob_T, entropy_T = _TokenStats.apply(
         hidden_TC, head_VC, ids_T, temperature_T, chunk, joiner()
@@ -64,7 +64,7 @@ def token_stats(
 
 
 class _TokenStats(torch.autograd.Function):
-    """Both statistics with gradients to hidden and head; logits are made again on the way back.
+    """Both statistics with gradients to hidden and head; backward recomputes logits.
 
     On a GPU the products of gradients have 16-bit factors where hidden states do: tensor cores.
     """
@@ -84,8 +84,8 @@ class _TokenStats(torch.autograd.Function):
         entropy_T = hidden_TC.new_empty(len(hidden_TC), dtype=wide)
         for part in chunks(len(hidden_TC), chunk):
             logits_nV = logits.definition(hidden_TC[part], head_VC)
-            found = join(_stats)(logits_nV, _part(temperature_T, part), ids_T[part])
-            logprob_T[part], entropy_T[part] = found
+            stats = join(_stats)(logits_nV, _part(temperature_T, part), ids_T[part])
+            logprob_T[part], entropy_T[part] = stats
         ctx.save_for_backward(hidden_TC, head_VC, ids_T, temperature_T, entropy_T)
         ctx.chunk, ctx.join = chunk, join
         ctx.set_materialize_grads(False)
@@ -123,7 +123,7 @@ def _part(tensor_T: Tensor | None, part: slice) -> Tensor | None:
 
 
 def _wide_product(left: Tensor, right: Tensor, wide: torch.dtype) -> Tensor:
-    """A product added up and given in `wide`, whatever its factors' dtype (16 bits: on a GPU)."""
+    """A product accumulated and returned in `wide`, whatever the dtype of its factors."""
     return left @ right if left.dtype == wide else torch.mm(left, right, out_dtype=wide)
 
 
@@ -172,8 +172,11 @@ def log_softmax(hidden_nC: Tensor, head_VC: Tensor, temperature_n: Tensor | None
 
 
 def normalised(logits_nV: Tensor, temperature_n: Tensor | None) -> Tensor:
-    """Logits to log-probs. torch's own adds up in fp32 one after another on a CPU, which made those
-    over 150 thousand tokens wrong by 6e-5; a sum by halves leaves 1e-6."""
+    """Logits to log-probs.
+
+    On a CPU, torch.log_softmax sums sequentially in fp32, with errors of 6e-5 over 150 thousand
+    tokens; a pairwise sum leaves 1e-6.
+    """
     if temperature_n is not None:
         logits_nV = logits_nV / temperature_n[:, None]
     if logits_nV.is_cuda:

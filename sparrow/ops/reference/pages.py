@@ -1,4 +1,4 @@
-"""The page operations: write and select.
+"""Ops of pages: write and select.
 
 Legend of the dimension letters: sparrow/ops/types.py. Integer tensors may be int32 or int64. A page
 is P tokens; a *slot* is page * P + offset; a negative slot or a length of 0 is padding and has no
@@ -41,11 +41,11 @@ def keep_pages(
     last: int,
     mass: float | None = None,
 ) -> Tensor:
-    """Which pages each row and KV head keeps, bool [B, G, M]; the rule is `select_pages`'s."""
+    """Pages that each row and KV head keeps, bool [B, G, M], by the rule of `select_pages`."""
     index_M = torch.arange(score_BGM.shape[2], device=score_BGM.device)
     pages_B1 = (lengths_B[:, None] + page - 1) // page  # the unfinished one included
     if len(pages_B1) and int(pages_B1.max()) > len(index_M):
-        raise ValueError(f"{int(pages_B1.max())} pages of a sequence, but {len(index_M)} scores")
+        raise ValueError(f"expected scores of {int(pages_B1.max())} pages, got {len(index_M)}")
     exists_BM = index_M < pages_B1
     reserved_BM = exists_BM & ((index_M < first) | (index_M >= pages_B1 - last))
 
@@ -84,7 +84,7 @@ def masses_of(score_BGM: Tensor, finished_BM: Tensor) -> Tensor:
 
 
 def pages_for(ranked_BGM: Tensor, mass: float) -> Tensor:
-    """How many pages, taken in order of rank, hold the share `mass` of all their mass, [B, G]."""
+    """The number of pages, in order of rank, that hold the share `mass` of the total, [B, G]."""
     held_BGM = ranked_BGM.cumsum(2, dtype=accumulator(ranked_BGM.dtype))
     return (held_BGM < mass * held_BGM[:, :, -1:]).sum(2) + 1
 
@@ -100,7 +100,7 @@ def select_pages(
     last: int = 2,
     mass: float | None = None,
 ) -> PageLists:
-    """Choose the pages that each row and KV head keeps under a budget of tokens.
+    """Select the pages that each row and KV head keeps under a budget of tokens.
 
     budgets are per row, [B], or per row and KV head, [B, G].
 
@@ -129,5 +129,5 @@ def select_pages(
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that sums are kept in: fp32, or fp64 for fp64 inputs."""
+    """The dtype of sums: fp32, or fp64 for fp64 inputs."""
     return torch.promote_types(dtype, torch.float32)

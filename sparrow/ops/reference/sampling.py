@@ -1,8 +1,8 @@
-"""Sampling: logits to tokens, each with its log-prob; and what a decode step reads and writes.
+"""Sampling: logits to tokens with log-probs; and inputs and outputs of a decode step.
 
 A draw inverts the cumulative distribution, in the order of the vocabulary, at one uniform number.
 That number is a hash of the row's seed and of how many tokens the row has drawn, so there is no
-generator to keep: a row draws the same wherever and beside whomever it runs.
+generator state: a row draws the same in every batch and on every machine.
 Legend of the dimension letters: sparrow/ops/types.py; R are rows of resident sequences.
 """
 
@@ -79,7 +79,7 @@ def uniforms(seeds_B: Tensor, counters_B: Tensor) -> Tensor:
 
 
 def _shift_right(z_B: Tensor, bits: int) -> Tensor:
-    """Without the sign: torch shifts signed numbers."""
+    """Logical shift: torch shifts signed numbers."""
     return (z_B >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -98,7 +98,7 @@ def _truncate(logp_BV: Tensor, top_k_B: Tensor | None, top_p_B: Tensor | None) -
         sorted_BV = sorted_BV.masked_fill(cut_BV, -math.inf).log_softmax(1)
     if top_p_B is not None:
         p_BV = sorted_BV.exp()
-        before_BV = p_BV.cumsum(1, dtype=torch.float64) - p_BV  # the mass of the better ones
+        before_BV = p_BV.cumsum(1, dtype=torch.float64) - p_BV  # the mass of better tokens
         cut_BV = (before_BV >= top_p_B[:, None]) & (top_p_B[:, None] < 1)
         sorted_BV = sorted_BV.masked_fill(cut_BV, -math.inf).log_softmax(1)
     return torch.empty_like(sorted_BV).scatter_(1, order_BV, sorted_BV)
@@ -116,7 +116,7 @@ def _invert(p_BV: Tensor, uniform_B: Tensor) -> Tensor:
 
 @op(gradients=False)
 def step_inputs(at_B: Tensor, rows: RowState, *, page: int, width: int) -> StepInputs:
-    """What one decode step needs of the rows that take part, with tables cut to `width` pages.
+    """Gather the inputs of a decode step from rows, with tables cut to `width` pages.
 
     A row's newest token is at position `length` and goes to the slot that the table names there;
     lengths include it. A row of length -1 is padding: length 0, slot -1.
@@ -140,7 +140,7 @@ def step_inputs(at_B: Tensor, rows: RowState, *, page: int, width: int) -> StepI
 
 @op(gradients=False)
 def step_outputs(at_B: Tensor, draws: Draws, rows: RowState, *, advance: bool) -> Tensor:
-    """Remember the draws as the rows' newest tokens, count them, and pack them as int32 [4, B].
+    """Store draws as the rows' newest tokens, count them, and pack them as int32 [4, B].
 
     With `advance` the token before has gone into the cache: lengths grow by one, but those of
     padding rows stay. Packed are tokens, log-probs, entropies (floats by their bits) and ok.

@@ -1,5 +1,5 @@
 "use strict";
-// The page is complete without this: it adds the theme's button, and values under the pointer.
+// The page works without this script: it adds the theme button and the tooltips.
 (() => {
   const root = document.documentElement;
   const button = document.querySelector(".toggle");
@@ -14,19 +14,19 @@
   name();
   button.hidden = false;
 
-  const made = (tag, text, role) => {
+  const create = (tag, text, role) => {
     const element = document.createElement(tag);
     if (text) element.textContent = text;
     if (role) element.className = role;
     return element;
   };
-  const drawn = (svg, tag, looks) => {
+  const draw = (svg, tag, className) => {
     const element = document.createElementNS(svg.namespaceURI, tag);
-    element.setAttribute("class", looks);
+    element.setAttribute("class", className);
     element.setAttribute("visibility", "hidden");
     return svg.appendChild(element);
   };
-  // The last point at or before x where a line holds its values, else the point at x.
+  // The last point at or before x of a line of steps, else the point at x.
   const pointAt = (line, x) => {
     const held = line.points.filter((point) => (line.holds ? point[0] <= x : point[0] === x));
     return held[held.length - 1];
@@ -41,9 +41,9 @@
     svg.setAttribute("aria-label", title.textContent); // the browser's own tip would cover ours
     svg.removeAttribute("aria-labelledby");
     title.remove();
-    const tip = plot.appendChild(made("div", "", "tip"));
-    const cross = drawn(svg, "line", "cross");
-    const pins = lines.map((line) => drawn(svg, "circle", `pin ${line.role}`));
+    const tip = plot.appendChild(create("div", "", "tip"));
+    const cross = draw(svg, "line", "cross");
+    const pins = lines.map((line) => draw(svg, "circle", `pin ${line.role}`));
     const all = lines.flatMap((line) => line.points);
     const hide = () => {
       tip.hidden = true;
@@ -56,7 +56,7 @@
       const height = (event.clientY - frame.top) * scale;
       if (at < left - 12 || at > right + 12 || height > bottom + 30) return hide();
       const near = all.reduce((a, b) => (Math.abs(b[0] - at) < Math.abs(a[0] - at) ? b : a));
-      tip.replaceChildren(made("b", near[2]));
+      tip.replaceChildren(create("b", near[2]));
       for (const [end, y] of [["1", top], ["2", bottom]]) {
         cross.setAttribute(`x${end}`, near[0]);
         cross.setAttribute(`y${end}`, y);
@@ -68,8 +68,8 @@
         for (const [key, value] of [["cx", near[0]], ["cy", point[1]], ["r", 4]]) {
           pins[i].setAttribute(key, value);
         }
-        const row = tip.appendChild(made("span", "", line.role));
-        row.append(made("i"), made("u", line.name), made("em", point[3]));
+        const row = tip.appendChild(create("span", "", line.role));
+        row.append(create("i"), create("u", line.name), create("em", point[3]));
       });
       cross.setAttribute("visibility", "visible");
       tip.hidden = false;

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from sparrow.sparse.flows.flow import Program
-from sparrow.sparse.flows.formats import PageField, scale_of
+from sparrow.sparse.flows.formats import PageField, scale_name
 from sparrow.sparse.flows.tensor import SIGNS, Node, fail
 
 UNARY = {
@@ -177,7 +177,7 @@ class Emitter:
         if node.op == "div" and not node.inputs[1].paged:
             return self._over_common(node)
         if node.op in BINARY:
-            parts = [self.aligned(each, node) for each in node.inputs]
+            parts = [self.aligned(operand, node) for operand in node.inputs]
             return BINARY[node.op].format(*parts)
         if node.op in NOTHING:
             return self._reduction(node)
@@ -199,8 +199,8 @@ class Emitter:
         """A value, or a name that stands for it, with its axes where they are in the result."""
         name = name or self.value(node)
         rank = self.lead(result) + len(result.shape)
-        own = self.lead(node) + len(node.shape)
-        if not own or own == rank:
+        node_rank = self.lead(node) + len(node.shape)
+        if not node_rank or node_rank == rank:
             return name
         missing = len(result.shape) - len(node.shape)
         before = ":" if self.lead(node) else "None"
@@ -467,7 +467,7 @@ class PageEmitter(Emitter):
         return self.lines.name(f"tl.load(q + {at}, {inside}, other=0.0).to({kind})", once=True)
 
     def _field_scale(self, item: PageField) -> str:
-        return self.fresh(f"{self.load(scale_of(item.name), item.shape[:-1])}.to(tl.float32)")
+        return self.fresh(f"{self.load(scale_name(item.name), item.shape[:-1])}.to(tl.float32)")
 
 
 def _dot(left: str, right: str, total: str | None) -> str:
@@ -482,4 +482,4 @@ def pointer(program: Program, name: str) -> str:
 
 
 def state_pointer(program: Program, name: str) -> str:
-    return f"state{[own for own, _ in program.state].index(name)}"
+    return f"state{[state_name for state_name, _ in program.state].index(name)}"

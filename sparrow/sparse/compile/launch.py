@@ -39,7 +39,7 @@ _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 _LOG2_E, _LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
-class Launch(NamedTuple):
+class ScoreLaunch(NamedTuple):
     """How `score` is cut: pages at a time and how often, warps that share them, steps in flight."""
 
     block: int
@@ -51,7 +51,9 @@ class Launch(NamedTuple):
 class Compiled:
     """The kernels of a program for keys of one dtype."""
 
-    def __init__(self, program: Program, keys: torch.dtype, launch: Launch | None = None) -> None:
+    def __init__(
+        self, program: Program, keys: torch.dtype, launch: ScoreLaunch | None = None
+    ) -> None:
         self.program, self.keys = program, keys
         self.launch = launch or launch_for(program, keys)
         self.text = kernels.module(program, keys, block=self.launch.block)
@@ -162,13 +164,13 @@ def compiled(program: Program, keys: torch.dtype) -> Compiled:
     return Compiled(program, keys)
 
 
-def launch_for(program: Program, keys: torch.dtype) -> Launch:
+def launch_for(program: Program, keys: torch.dtype) -> ScoreLaunch:
     """About 8 KB of fields for a program, and warps that hold them as float32."""
     pages = BLOCK_BYTES // max(1, program.bytes(keys))
     block = max(LEAST_BLOCK, min(MOST_BLOCK, padded(max(1, pages + 1)) // 2))
     numbers = sum(math.prod(padded(s) for s in item.shape) for item in program.fields)
     warps = max(1, min(4, block * numbers // WARP_NUMBERS))
-    return Launch(block, LOOPS, warps, STAGES)
+    return ScoreLaunch(block, LOOPS, warps, STAGES)
 
 
 def cache_dir() -> Path:

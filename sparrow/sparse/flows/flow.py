@@ -25,15 +25,15 @@ import torch
 from sparrow import ops
 from sparrow.sparse.flows.formats import Format, PageField
 from sparrow.sparse.flows.tensor import (
+    CodeLine,
     FlowError,
     Node,
-    Place,
     Tensor,
+    author_line,
     did_you_mean,
     fail,
-    here,
     in_order,
-    is_authors,
+    is_author_frame,
 )
 
 PROBE = (16, 128, 2)  # page, head size, query heads a group: what a new flow is traced for
@@ -66,10 +66,10 @@ class Flow:
     state: Mapping[str, float] = field(default_factory=dict)
     mass: float | None = None
     probe: tuple[int, int, int] = PROBE
-    place: Place = field(init=False, repr=False)  # where it was made
+    place: CodeLine = field(init=False, repr=False)  # where it was made
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "place", here())
+        object.__setattr__(self, "place", author_line())
         allowed = {
             "name": (self.name and isinstance(self.name, str), "a text"),
             "fields": (isinstance(self.fields, Mapping), "a mapping by name"),
@@ -77,9 +77,9 @@ class Flow:
             "mass": (_is_share(self.mass), "above 0, at most 1"),
             "probe": (_are_sizes(self.probe), "page, head size, query heads"),
         }
-        for name, (right, wanted) in allowed.items():
+        for name, (right, expected) in allowed.items():
             if not right:
-                raise fail(f"Flow.{name}: got {getattr(self, name)!r}, allowed: {wanted}")
+                raise fail(f"Flow.{name}: got {getattr(self, name)!r}, allowed: {expected}")
         for name in ("fields", "state"):
             object.__setattr__(self, name, dict(getattr(self, name)))
         trace(self, *self.probe)
@@ -210,8 +210,8 @@ def _trace_summary(
 ) -> tuple[Node, ...]:
     if flow.summarise is None:
         if fields:
-            wanted = f"nothing writes its fields ({', '.join(flow.fields)}); give summarise="
-            raise fail(f"flow {flow.name!r}: {wanted}", flow.place)
+            problem = f"nothing writes its fields ({', '.join(flow.fields)}); give summarise="
+            raise fail(f"flow {flow.name!r}: {problem}", flow.place)
         return ()
     inputs = [_input(name, (page, head_size)) for name in ("keys", "values")]
     written = _run(flow, flow.summarise, *inputs)
@@ -227,7 +227,7 @@ def _trace_summary(
     return nodes
 
 
-def _numbers(what: str, value: Any, shape: tuple[int, ...], start: Place) -> Node:
+def _numbers(what: str, value: Any, shape: tuple[int, ...], start: CodeLine) -> Node:
     """The node of a tensor that an author returned: numbers, of the shape that is wanted."""
     if not isinstance(value, Tensor):
         forgot = "; does it end with return?" if value is None else ""
@@ -237,14 +237,14 @@ def _numbers(what: str, value: Any, shape: tuple[int, ...], start: Place) -> Nod
         hint = "turn it into numbers with where(condition, a, b)"
         raise fail(f"{what} is a condition: {hint}", node.place)
     if node.shape != shape:
-        wanted = f"has shape {shape}" if shape else "is one number per page"
+        expected = f"has shape {shape}" if shape else "is one number per page"
         hint = "" if shape else ": reduce it (.sum(), .max(), .mean())"
-        raise fail(f"{what} {wanted}, got shape {node.shape}{hint}", node.place)
+        raise fail(f"{what} {expected}, got shape {node.shape}{hint}", node.place)
     return node
 
 
 def _check_returned(
-    kind: str, function: str, returned: Iterable[str], declared: Iterable[str], start: Place
+    kind: str, function: str, returned: Iterable[str], declared: Iterable[str], start: CodeLine
 ) -> None:
     """What a function returns by name is what the flow declares."""
     for name in returned:
@@ -299,8 +299,8 @@ def _trace_score(
 ) -> tuple[Node | None, tuple[Node, ...]]:
     if flow.score is None:
         if fields or flow.state:
-            wanted = "fields or state, but no score that reads them"
-            raise fail(f"flow {flow.name!r} has {wanted}", flow.place)
+            problem = "fields or state, but no score that reads them"
+            raise fail(f"flow {flow.name!r} has {problem}", flow.place)
         return None, ()
     values = {field.name: _input("field", field.shape, field.name, paged=True) for field in fields}
     for name in flow.state:
@@ -316,12 +316,12 @@ def _trace_score(
         raise fail(f"score never reads {unread[0]!r}: it would take memory for nothing", start)
     nodes = [_of_pages("score", score, start)]
     nodes += [_of_pages(f"state {name!r}", updates[name], start) for name in flow.state]
-    known = [query, *values.values(), position.length, position.pages, position.page]
-    _check_inputs("score", nodes, known)
+    inputs = [query, *values.values(), position.length, position.pages, position.page]
+    _check_inputs("score", nodes, inputs)
     return nodes[0], tuple(nodes[1:])
 
 
-def _split(flow: Flow, result: Any, start: Place) -> tuple[Any, dict[str, Any]]:
+def _split(flow: Flow, result: Any, start: CodeLine) -> tuple[Any, dict[str, Any]]:
     """The score, and the new state by name."""
     if not flow.state:
         if isinstance(result, tuple):
@@ -336,7 +336,7 @@ def _split(flow: Flow, result: Any, start: Place) -> tuple[Any, dict[str, Any]]:
     return result
 
 
-def _of_pages(what: str, value: Any, start: Place) -> Node:
+def _of_pages(what: str, value: Any, start: CodeLine) -> Node:
     node = _numbers(what, value, (), start)
     if not node.paged:
         raise fail(
@@ -346,11 +346,11 @@ def _of_pages(what: str, value: Any, start: Place) -> Node:
     return node
 
 
-def _check_inputs(what: str, roots: Iterable[Node], known: Iterable[Tensor]) -> None:
+def _check_inputs(what: str, roots: Iterable[Node], inputs: Iterable[Tensor]) -> None:
     """A tensor that was kept from another call has no meaning here."""
-    own = {id(each.node) for each in known}
+    node_ids = {id(tensor.node) for tensor in inputs}
     for node in in_order(roots):
-        if not node.inputs and node.op not in ("constant", "full") and id(node) not in own:
+        if not node.inputs and node.op not in ("constant", "full") and id(node) not in node_ids:
             raise fail(f"{what} uses the {node.op} of another call: fields carry what it needs")
 
 
@@ -362,30 +362,32 @@ def _run(flow: Flow, function: Function, *arguments: object) -> Any:
         return function(*arguments)
     except FlowError:
         raise
-    except Exception as error:  # whatever an author's code can raise, told with its line
+    except Exception as error:  # whatever an author's code raises, with its line
         place = _place_of(error, function) or _start(flow, function)
         raise fail(f"{type(error).__name__}: {error}", place) from error
 
 
-def _place_of(error: Exception, function: Function) -> Place | None:
+def _place_of(error: Exception, function: Function) -> CodeLine | None:
     """The innermost line of the author's file; of another one where the author called that."""
     frames = traceback.walk_tb(error.__traceback__)
-    own = [(frame.f_code.co_filename, line) for frame, line in frames if is_authors(frame)]
+    lines = [(frame.f_code.co_filename, line) for frame, line in frames if is_author_frame(frame)]
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
-    return Place(*([place for place in own if place[0] == file] or own)[-1]) if own else None
+    return (
+        CodeLine(*([place for place in lines if place[0] == file] or lines)[-1]) if lines else None
+    )
 
 
-def _start(flow: Flow, function: Function) -> Place:
+def _start(flow: Flow, function: Function) -> CodeLine:
     code = getattr(function, "__code__", None)
-    return flow.place if code is None else Place(code.co_filename, code.co_firstlineno)
+    return flow.place if code is None else CodeLine(code.co_filename, code.co_firstlineno)
 
 
-def _input(op: str, shape: tuple[int, ...], *given: str, paged: bool = False) -> Tensor:
-    return Tensor(Node(op, (), shape, paged, given))
+def _input(op: str, shape: tuple[int, ...], *details: str, paged: bool = False) -> Tensor:
+    return Tensor(Node(op, (), shape, paged, details))
 
 
-def _there(known: Iterable[str]) -> str:
-    return f" (declared: {', '.join(known) or 'none'})"
+def _there(declared: Iterable[str]) -> str:
+    return f" (declared: {', '.join(declared) or 'none'})"
 
 
 def _kind(value: object) -> str:
@@ -418,9 +420,9 @@ def _digest(program: Program) -> str:
     roots = [*program.summary, *filter(None, [program.score]), *program.updates]
     for node in in_order(roots):
         number[id(node)] = len(number)
-        given = [names[node.given[0]]] if node.op in ("field", "state") else list(node.given)
-        inputs = [number[id(each)] for each in node.inputs]
-        text.update(repr((node.op, inputs, node.shape, node.paged, given)).encode())
+        details = [names[node.given[0]]] if node.op in ("field", "state") else list(node.given)
+        inputs = [number[id(operand)] for operand in node.inputs]
+        text.update(repr((node.op, inputs, node.shape, node.paged, details)).encode())
     text.update(repr([number[id(root)] for root in roots]).encode())
     text.update(repr([(item.form.kind, item.shape) for item in program.fields]).encode())
     sizes = [program.page, program.head_size, program.group, program.mass]

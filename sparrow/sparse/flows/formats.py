@@ -138,7 +138,7 @@ class PageField:
         data = (packed, torch.uint8) if kind == "int4" else (shape, torch.float8_e4m3fn)
         return [
             ops.Field(name=name, shape=data[0], dtype=data[1]),
-            ops.Field(name=scale_of(name), shape=shape[:-1], dtype=SCALE),
+            ops.Field(name=scale_name(name), shape=shape[:-1], dtype=SCALE),
         ]
 
     def bytes(self, keys: torch.dtype) -> int:
@@ -158,7 +158,7 @@ class PageField:
         else:
             low, high = (data.round() + 8).to(torch.uint8).chunk(2, dim=-1)
             data = low | (high << 4)
-        return {self.name: data, scale_of(self.name): scale}
+        return {self.name: data, scale_name(self.name): scale}
 
     def decode(self, blocks: Mapping[str, Tensor]) -> Tensor:
         """The float32 numbers that its blocks stand for."""
@@ -167,9 +167,9 @@ class PageField:
             return data.float()
         if self.form.kind == "int4":
             data = torch.cat([data & 15, data >> 4], dim=-1).float() - 8
-        return data.float() * blocks[scale_of(self.name)].float()[..., None]
+        return data.float() * blocks[scale_name(self.name)].float()[..., None]
 
 
-def scale_of(name: str) -> str:
+def scale_name(name: str) -> str:
     """The block that holds the scales of a field."""
     return f"{name}.scale"

@@ -1,4 +1,4 @@
-"""The meaning of a program: every operation as plain torch, for any number of queries at once.
+"""The interpreter of flows, which defines them: every operation as plain torch.
 
 A value is [n, G, M, *shape] in float32: n queries, G KV heads, M pages, with 1 where it does not
 depend on one of them. What a query may see is its own number of finished pages. At the end: the
@@ -31,8 +31,8 @@ NOTHING = {"sum": 0.0, "max": -math.inf, "min": math.inf}  # what a page that is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """What a score sees beside its query and fields.
+class ScoreContext:
+    """Inputs of a score beside its query and fields: lengths, layer, reserved pages.
 
     lengths  [n], the current token included; layer: for weights that differ by layer
     first, last: reserved pages; pages beyond `lengths // page` do not exist for a query
@@ -50,11 +50,11 @@ def summarise(
     """The blocks of every field for M pages, by name, each [M, G, ...]."""
     check_weights(program, layers=layer + 1, kv_heads=k_MGPD.shape[1])
     pages = {"keys": k_MGPD, "values": v_MGPD}
-    given = {name: x.float().transpose(0, 1).unsqueeze(0) for name, x in pages.items()}
+    page_inputs = {name: x.float().transpose(0, 1).unsqueeze(0) for name, x in pages.items()}
 
     def read(node: Node) -> Tensor:
-        if node.op in given:
-            return given[node.op]
+        if node.op in page_inputs:
+            return page_inputs[node.op]
         return _constant(node, layer).to(k_MGPD.device)
 
     values = _evaluate(program.summary, read, {})
@@ -70,7 +70,7 @@ def score(
     program: Program,
     q_nHD: Tensor,
     blocks: Mapping[str, Tensor],
-    scene: Scene,
+    scene: ScoreContext,
     state: Mapping[str, Tensor] | None = None,
     *,
     pages: int,
@@ -101,7 +101,7 @@ def score(
     return score_nGM, fresh
 
 
-def _visible(program: Program, scene: Scene, index_M: Tensor) -> dict[str, Tensor]:
+def _visible(program: Program, scene: ScoreContext, index_M: Tensor) -> dict[str, Tensor]:
     """Which pages are finished for each query, and which of them are free to be chosen, [n, M]."""
     lengths_n1 = scene.lengths.to(index_M.device)[:, None]
     finished_nM = index_M < lengths_n1 // program.page
@@ -113,14 +113,14 @@ def _reader(
     program: Program,
     q_nHD: Tensor,
     blocks: Mapping[str, Tensor],
-    scene: Scene,
+    scene: ScoreContext,
     state: Mapping[str, Tensor],
     pages: int,
 ) -> Callable[[Node], Tensor]:
     """The inputs of a score, laid out as values."""
     fields = {field.name: field for field in program.fields}
     lengths_n11 = scene.lengths.to(q_nHD.device)[:, None, None]
-    given = {
+    score_inputs = {
         "query": q_nHD.float().unflatten(1, (-1, program.group)).unsqueeze(2),
         "length": lengths_n11.float(),
         "pages": (lengths_n11 // program.page).float(),
@@ -131,12 +131,12 @@ def _reader(
         if node.op == "state":
             return state[node.given[0]]
         if node.op != "field":
-            known = given.get(node.op)
-            return _constant(node, scene.layer).to(q_nHD.device) if known is None else known
+            value_ = score_inputs.get(node.op)
+            return _constant(node, scene.layer).to(q_nHD.device) if value_ is None else value_
         field = fields[node.given[0]]
         value = field.decode(blocks)
-        own = value.ndim - len(field.shape) == LEAD
-        return value.transpose(1, 2) if own else value.transpose(0, 1).unsqueeze(0)
+        by_query = value.ndim - len(field.shape) == LEAD
+        return value.transpose(1, 2) if by_query else value.transpose(0, 1).unsqueeze(0)
 
     return read
 
@@ -162,7 +162,7 @@ def _evaluate(
 ) -> dict[int, Tensor]:
     values: dict[int, Tensor] = {}
     for node in in_order(roots):
-        inputs = [values[id(each)] for each in node.inputs]
+        inputs = [values[id(operand)] for operand in node.inputs]
         if not inputs:
             values[id(node)] = read(node)
         elif node.op.startswith("pages_"):
@@ -268,7 +268,7 @@ def score_cache(
     cache: ops.PageCache,
     q_BHD: Tensor,
     table_BM: Tensor,
-    scene: Scene,
+    scene: ScoreContext,
     rows_B: Tensor | None = None,
 ) -> Tensor:
     """Scores of every page of every row, fp32 [B, G, M]; state of the rows moves on."""
@@ -290,7 +290,13 @@ def score_cache(
 
 
 def score_sequence(
-    program: Program, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, scene: Scene, *, dense: int
+    program: Program,
+    q_SHD: Tensor,
+    k_SGD: Tensor,
+    v_SGD: Tensor,
+    scene: ScoreContext,
+    *,
+    dense: int,
 ) -> ops.Scores:
     """Scores for the queries of a whole sequence: a function of a range of them.
 

@@ -1,4 +1,4 @@
-"""Flows by what a command line can say: a file, an import path, or the name of a built-in one.
+"""Loads flows by name: a file, an import path, or the name of a built-in flow.
 
     flows/mine.py             the flow of a file; flows/mine.py:name where it has several
     package.module:name       an attribute of a module that can be imported
@@ -25,7 +25,7 @@ from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import names_code
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.tensor import FlowError, Place, did_you_mean
+from sparrow.sparse.flows.tensor import CodeLine, FlowError, did_you_mean
 
 FORMS = "path/to/file.py[:name], module:name, or a built-in flow such as quest or fine_means(2)"
 LIBRARY = "sparrow.sparse.flows.library"
@@ -42,7 +42,7 @@ def register_flow(flow: Flow) -> str:
 
 
 def load_flow(text: str) -> Flow:
-    """The flow that a person names, which runs the file or module that has it.
+    """Load the flow that a user names; runs the file or module that defines it.
 
     ValueError with what is wrong, FlowError for a broken flow.
     """
@@ -111,9 +111,11 @@ def resolve_flow(schedule: Schedule, named: str | None = None, *, force: bool = 
 
 def built_in(module: ModuleType = library) -> list[str]:
     """The names in the library: flows, and functions that make one without arguments."""
-    own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    makers = {n for n, v in own.items() if getattr(v, "__annotations__", {}).get("return") is Flow}
-    return sorted(n for n, v in own.items() if isinstance(v, Flow) or n in makers)
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    makers = {
+        n for n, v in public.items() if getattr(v, "__annotations__", {}).get("return") is Flow
+    }
+    return sorted(n for n, v in public.items() if isinstance(v, Flow) or n in makers)
 
 
 # Modules.
@@ -123,13 +125,13 @@ def _run_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"no file {path}; a flow is {FORMS}")
     name = f"sparrow_flow_file_{re.sub(r'[^0-9a-zA-Z]', '_', path.stem)}"
-    with _told(path.resolve()):
+    with _naming_author_line(path.resolve()):
         return run_file(path.resolve(), name)
 
 
 @contextmanager
-def _told(path: Path | None) -> Iterator[None]:
-    """Whatever an author's file or module can do, told with the innermost line of it."""
+def _naming_author_line(path: Path | None) -> Iterator[None]:
+    """Turn any exception of an author's file into a ValueError with its innermost line."""
     try:
         yield
     except FlowError:
@@ -140,14 +142,14 @@ def _told(path: Path | None) -> Iterator[None]:
         numbers = [frame.lineno for frame in lines if frame.filename == str(path)]
         if isinstance(error, SyntaxError):
             numbers.append(error.lineno)
-        place = Place(str(path), numbers[-1] or 0) if numbers else path
+        place = CodeLine(str(path), numbers[-1] or 0) if numbers else path
         raise ValueError(f"{place}: {type(error).__name__}: {error}") from error
 
 
 def _import(name: str) -> ModuleType:
     search_current_folder()
     try:
-        with _told(None):
+        with _naming_author_line(None):
             return importlib.import_module(name)
     except ValueError as error:
         cause = error.__cause__
@@ -164,12 +166,12 @@ def _only_flow(module: ModuleType, where: str) -> Flow:
     """The one flow of a file; built-in ones that it imports do not count beside its own."""
     named = {n: v for n, v in vars(module).items() if isinstance(v, Flow) and n[0] != "_"}
     imported = {id(value) for value in vars(library).values()}
-    own = {n: v for n, v in named.items() if id(v) not in imported} or named
-    if not own:
+    flows = {n: v for n, v in named.items() if id(v) not in imported} or named
+    if not flows:
         raise ValueError(f"{where}: no flow in it; give an attribute a Flow(...)")
-    if len({id(flow) for flow in own.values()}) > 1:
-        raise ValueError(f"{where}: several flows ({', '.join(own)}); name one, as {where}:NAME")
-    return next(iter(own.values()))
+    if len({id(flow) for flow in flows.values()}) > 1:
+        raise ValueError(f"{where}: several flows ({', '.join(flows)}); name one, as {where}:NAME")
+    return next(iter(flows.values()))
 
 
 def _named(module: ModuleType, text: str, where: str) -> Flow:
@@ -177,17 +179,17 @@ def _named(module: ModuleType, text: str, where: str) -> Flow:
     value = getattr(module, name, None)
     if value is None:
         raise ValueError(f"{where} has no flow {name!r}{_hint(module, name)}")
-    made = value
+    flow = value
     if callable(value):
         try:
-            made = value(*positional, **named)
+            flow = value(*positional, **named)
         except FlowError:
             raise
         except Exception as error:  # an author's function
             raise ValueError(f"{where}:{text}: {type(error).__name__}: {error}") from error
-    if not isinstance(made, Flow):
-        raise ValueError(f"{where}:{text} is a {type(made).__name__}, not a Flow")
-    return made
+    if not isinstance(flow, Flow):
+        raise ValueError(f"{where}:{text} is a {type(flow).__name__}, not a Flow")
+    return flow
 
 
 def _call(text: str, where: str) -> tuple[str, list[Any], dict[str, Any]]:
@@ -198,12 +200,12 @@ def _call(text: str, where: str) -> tuple[str, list[Any], dict[str, Any]]:
             return node.id, [], {}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             named = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
-            return node.func.id, [ast.literal_eval(each) for each in node.args], named
+            return node.func.id, [ast.literal_eval(argument) for argument in node.args], named
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         pass
     raise ValueError(f"{where}: {text!r} names no flow; a flow is {FORMS}")
 
 
 def _hint(module: ModuleType, name: str) -> str:
-    known = built_in(module)
-    return did_you_mean(name, known) or f"; it has {', '.join(known) or 'none'}"
+    names = built_in(module)
+    return did_you_mean(name, names) or f"; it has {', '.join(names) or 'none'}"

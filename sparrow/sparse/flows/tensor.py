@@ -37,7 +37,7 @@ class FlowError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CodeLine:
     """A line of the author's file."""
 
     file: str
@@ -64,19 +64,19 @@ class Node:
     paged: bool
     given: tuple[Any, ...] = ()
     boolean: bool = False
-    place: Place | None = field(default=None, repr=False)
+    place: CodeLine | None = field(default=None, repr=False)
 
 
-def here() -> Place:
-    """The innermost line outside the machinery: the author's."""
+def author_line() -> CodeLine:
+    """Return the innermost line outside this package: the author's."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_authors(frame):
+    while frame is not None and not is_author_frame(frame):
         frame = frame.f_back
     assert frame is not None
-    return Place(frame.f_code.co_filename, frame.f_lineno)
+    return CodeLine(frame.f_code.co_filename, frame.f_lineno)
 
 
-def is_authors(frame: FrameType) -> bool:
+def is_author_frame(frame: FrameType) -> bool:
     """Whether a frame is outside the machinery; by module, as generated code has no file.
 
     What an author calls of torch or numpy is not the author's either.
@@ -85,14 +85,14 @@ def is_authors(frame: FrameType) -> bool:
     return module not in _MACHINERY and module.split(".")[0] not in ("torch", "numpy")
 
 
-def fail(message: str, place: Place | None = None) -> FlowError:
+def fail(message: str, place: CodeLine | None = None) -> FlowError:
     """The error to raise for a mistake on the author's line."""
-    return FlowError(f"{place or here()}: {message}")
+    return FlowError(f"{place or author_line()}: {message}")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """A hint at the known name that is nearest, or nothing."""
-    close = get_close_matches(name, list(known), n=1)
+    close = get_close_matches(name, list(names), n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
@@ -107,7 +107,7 @@ def in_order(roots: Iterable[Node]) -> Iterator[Node]:
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            stack += [(each, False) for each in reversed(node.inputs)]
+            stack += [(operand, False) for operand in reversed(node.inputs)]
 
 
 # Tensors.
@@ -297,9 +297,9 @@ class Tensor:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        known = [each for each in dir(type(self)) if not each.startswith("_")]
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean .{close[0]}?" if close else f"there are: {', '.join(known)}"
+        attributes = [attribute for attribute in dir(type(self)) if not attribute.startswith("_")]
+        close = get_close_matches(name, attributes, n=1)
+        hint = f"did you mean .{close[0]}?" if close else f"there are: {', '.join(attributes)}"
         raise fail(f"tensors of a flow have no .{name}; {hint}")
 
 
@@ -315,9 +315,9 @@ def make(
     paged: bool | None = None,
     boolean: bool = False,
 ) -> Tensor:
-    paged = any(each.paged for each in inputs) if paged is None else paged
-    nodes = tuple(each.node for each in inputs)
-    return Tensor(Node(op, nodes, tuple(shape), paged, given, boolean, here()))
+    paged = any(tensor.paged for tensor in inputs) if paged is None else paged
+    nodes = tuple(tensor.node for tensor in inputs)
+    return Tensor(Node(op, nodes, tuple(shape), paged, given, boolean, author_line()))
 
 
 def as_tensor(x: Tensor | Number) -> Tensor:
@@ -332,12 +332,12 @@ def as_tensor(x: Tensor | Number) -> Tensor:
 
 
 def as_tensors(op: str, inputs: Sequence[Tensor | Number]) -> list[Tensor]:
-    made = [as_tensor(each) for each in inputs]
-    if any(each.node.boolean for each in made):
+    tensors = [as_tensor(x) for x in inputs]
+    if any(x.node.boolean for x in tensors):
         raise fail(
             f"{SIGNS.get(op, op)} of a condition: turn it into numbers with where(condition, a, b)"
         )
-    return made
+    return tensors
 
 
 def elementwise(
@@ -348,9 +348,9 @@ def elementwise(
 
 def broadcasting(op: str, inputs: Sequence[Tensor], *, boolean: bool) -> Tensor:
     try:
-        shape = np.broadcast_shapes(*(each.shape for each in inputs))
+        shape = np.broadcast_shapes(*(tensor.shape for tensor in inputs))
     except ValueError:
-        shapes = " and ".join(str(each.shape) for each in inputs)
+        shapes = " and ".join(str(tensor.shape) for tensor in inputs)
         raise fail(
             f"{SIGNS.get(op, op)}: shapes {shapes} do not fit each other (axes are aligned at "
             "their ends, and equal or 1)"
@@ -364,15 +364,15 @@ def check_sizes(name: str, shape: tuple[int, ...]) -> None:
 
 
 def _foreign(library: str, name: str) -> FlowError:
-    known = {each for each in dir(Tensor) if not each.startswith("_")}
-    own = f"x.{name}()" if name in known else "the functions of sparrow.sparse.flows"
+    attributes = {attribute for attribute in dir(Tensor) if not attribute.startswith("_")}
+    instead = f"x.{name}()" if name in attributes else "the functions of sparrow.sparse.flows"
     return fail(
-        f"{library}.{name} does not know a flow's tensors: use {own}, and constant(array) for "
+        f"{library}.{name} does not know a flow's tensors: use {instead}, and constant(array) for "
         "numbers that are known beforehand"
     )
 
 
-def axis_of(x: Tensor, axis: int) -> int:
+def normalise_axis(x: Tensor, axis: int) -> int:
     if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
         allowed = f"allowed: 0 to {x.ndim - 1}" if x.ndim else "it has no axis"
         hint = "; pages are no axis: use sum_over_pages and its like" if x.paged else ""
@@ -382,7 +382,7 @@ def axis_of(x: Tensor, axis: int) -> int:
 
 def take(x: Tensor, indices: Sequence[int], axis: int = 0) -> Tensor:
     """These entries of an inner axis, in this order."""
-    at = axis_of(x, axis)
+    at = normalise_axis(x, axis)
     indices = tuple(indices)
     if not indices or not all(isinstance(i, int) and 0 <= i < x.shape[at] for i in indices):
         raise fail(f"take: indices {list(indices)} of an axis of {x.shape[at]}")
@@ -396,7 +396,7 @@ def _reduce(op: str, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
         while whole.ndim:
             whole = make(op, (whole,), whole.shape[:-1], (whole.ndim - 1,))
         return whole.reshape(*(1,) * x.ndim) if keepdims else whole
-    at = axis_of(x, axis)
+    at = normalise_axis(x, axis)
     reduced = make(op, (x,), (*x.shape[:at], *x.shape[at + 1 :]), (at,))
     return reduced.reshape(*x.shape[:at], 1, *x.shape[at + 1 :]) if keepdims else reduced
 
@@ -483,8 +483,8 @@ def min_over_pages(x: Tensor, *, among: Among = "finished") -> Tensor:
 
 def mean_over_pages(x: Tensor, *, among: Among = "finished") -> Tensor:
     """The mean over pages; see `sum_over_pages`."""
-    one = make("full", (), (), (1.0,), paged=True)
-    return sum_over_pages(x, among=among) / maximum(sum_over_pages(one, among=among), 1.0)
+    ones = make("full", (), (), (1.0,), paged=True)
+    return sum_over_pages(x, among=among) / maximum(sum_over_pages(ones, among=among), 1.0)
 
 
 def norm_over_pages(x: Tensor, *, among: Among = "finished") -> Tensor:

@@ -1,4 +1,4 @@
-"""Objectives of RL: small pure functions on rewards and log-probs, and how a config names them.
+"""RL objectives: small pure functions of rewards and log-probs, and their names in a config.
 
 Notation: mu sampled (rollout), pi_old is the dense policy at the rollout's weights, pi is being
 trained; r = pi / pi_old, rho = pi_old / mu. A token's loss is weight * surrogate, and the loss of a

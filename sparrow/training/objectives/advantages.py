@@ -1,8 +1,8 @@
-"""Advantages: how much better an answer is than what it is compared with.
+"""Advantages: how much better an answer is than a baseline.
 
-Each function takes all groups of a batch and gives each group's advantages, one per answer. Whoever
-compares answers of a group (grpo, mean_centred, rloo) gives exactly 0 where all rewards are equal
-up to rounding, and so for a lone answer: no gradient is made of noise.
+Each function takes all groups of a batch and returns each group's advantages, one per answer. Those
+that compare answers of a group (grpo, mean_centred, rloo) return exactly 0 if all rewards are equal
+up to rounding, so also for a single answer: rounding makes no gradient.
 """
 
 import math
@@ -19,7 +19,7 @@ TINY = 1e-6  # added to a standard deviation
 
 
 class Rewards(NamedTuple):
-    """What a group earned: one reward per answer, and that of the greedy answer where it ran."""
+    """The rewards of a group, one per answer, and that of the greedy answer if there is one."""
 
     rewards: FloatArray  # [G]
     baseline: float | None
@@ -41,31 +41,26 @@ def mean_centred(groups: Sequence[Rewards]) -> list[FloatArray]:
 
 def rloo(groups: Sequence[Rewards]) -> list[FloatArray]:
     """R - mean of the others, which is G / (G - 1) times R - mean of all."""
-    found = []
+    advantages = []
     for group in groups:
         count = len(group.rewards)
         centred = _centred(group.rewards, *_stats(group.rewards))
-        found.append(centred * (count / max(1, count - 1)))
-    return found
+        advantages.append(centred * (count / max(1, count - 1)))
+    return advantages
 
 
 def remax(groups: Sequence[Rewards]) -> list[FloatArray]:
-    """R - reward of the greedy answer to the same prompt.
-
-    Whether the greedy answer ran sparse or dense is for the caller to choose and to state.
-    """
-    found = []
+    """R - reward of the greedy answer to the same prompt (sparse or dense, as the caller chose)."""
+    advantages = []
     for place, group in enumerate(groups):
         if group.baseline is None:
-            raise ValueError(
-                f"remax: group {place} has no baseline, allowed: the greedy answer's reward"
-            )
-        found.append(np.asarray(group.rewards, np.float64) - group.baseline)
-    return found
+            raise ValueError(f"remax: group {place} has no baseline (reward of the greedy answer)")
+        advantages.append(np.asarray(group.rewards, np.float64) - group.baseline)
+    return advantages
 
 
 def batch_normalised(groups: Sequence[Rewards]) -> list[FloatArray]:
-    """(R - mean) / (std + 1e-6) over all answers of the batch (REINFORCE++), answers weighed alike.
+    """(R - mean) / (std + 1e-6) over all answers of the batch (REINFORCE++).
 
     A batch of equal rewards gives zeros.
     """
@@ -88,19 +83,19 @@ def overlong_penalty(length: int, *, limit: int, cushion: int) -> float:
 
 
 def informative(acc: Sequence[float]) -> bool:
-    """Whether some answers of a group are right and some are not, for dynamic sampling.
+    """Whether a group has both right and wrong answers, for dynamic sampling.
 
-    By accuracy, right from 1 on, and not by reward: shaping spreads the rewards of a group in
-    which all are right.
+    By accuracy (right from 1 on), not by reward: shaping spreads the rewards of a group in which
+    all are right.
     """
     correct = sum(value >= 1 for value in acc)
     return 0 < correct < len(acc)
 
 
 def _stats(rewards: FloatArray) -> tuple[float, float]:
-    """Mean and unbiased std, by exact sums; a spread of rounding errors is none: exactly 0."""
+    """Mean and unbiased std, by exact sums; the std of equal rewards is exactly 0."""
     if not len(rewards):
-        raise ValueError("advantages: got a group without rewards, allowed: one reward or more")
+        raise ValueError("advantages: expected at least one reward in a group, got none")
     values = np.asarray(rewards, np.float64).tolist()
     constant = math.isclose(min(values), max(values))
     return statistics.mean(values), 0.0 if constant else statistics.stdev(values)

@@ -1,4 +1,4 @@
-"""Algorithms: which advantage, surrogate, aggregate and corrections a training run uses.
+"""Algorithms: advantage, surrogate, aggregate and corrections of a training run.
 
 | name        | advantage        | clip       | aggregate               | also                     |
 |-------------|------------------|------------|-------------------------|--------------------------|
@@ -9,11 +9,10 @@
 | remax       | remax            | 0.2 / 0.2  | token-mean              | a greedy answer a prompt |
 | reinforce++ | batch-normalised | 0.2 / 0.2  | token-mean              |                          |
 
-GRPO as first published takes seq-mean-token-mean; here the mean is over tokens, as Sparrow's own
-objective has it. All use PPO's clip, also those published with -A log pi: at one update per rollout
-the gradient is the same, and with several it stays bounded. Names here are the functions' with
-hyphens: a function of the modules beside has its name by being there. module:function names
-anybody's.
+GRPO as first published uses seq-mean-token-mean; here the mean is over tokens, as in Sparrow's
+objective. All use PPO's clip, also those published with -A log pi: at one update per rollout the
+gradient is the same, and with several it stays bounded. Names are those of the functions in the
+modules beside this one, with hyphens. module:function names a user's function.
 """
 
 import inspect
@@ -35,8 +34,8 @@ from sparrow.training.objectives.corrections import Correction, combine
 from sparrow.training.objectives.surrogates import Aggregate, Objective, Surrogate, Terms
 
 
-def functions_of(module: ModuleType, *names: str) -> dict[str, Callable[..., Any]]:
-    """A module's own functions whose positional parameters are these, by name with hyphens."""
+def named_functions(module: ModuleType, *names: str) -> dict[str, Callable[..., Any]]:
+    """A module's functions with these positional parameters, by name with hyphens."""
 
     def fits(function: object) -> bool:
         if not inspect.isfunction(function) or function.__module__ != module.__name__:
@@ -44,25 +43,25 @@ def functions_of(module: ModuleType, *names: str) -> dict[str, Callable[..., Any
         parameters = inspect.signature(function).parameters.values()
         return names == tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
 
-    public = {name: found for name, found in vars(module).items() if not name.startswith("_")}
-    return {name.replace("_", "-"): found for name, found in public.items() if fits(found)}
+    public = {name: item for name, item in vars(module).items() if not name.startswith("_")}
+    return {name.replace("_", "-"): item for name, item in public.items() if fits(item)}
 
 
-ADVANTAGES = functions_of(advantages, "groups")
-SURROGATES = functions_of(surrogates, "terms")
-AGGREGATES = functions_of(surrogates, "lengths")
-CORRECTIONS = functions_of(corrections, "log_rho_T", "sequence_T")
+ADVANTAGES = named_functions(advantages, "groups")
+SURROGATES = named_functions(surrogates, "terms")
+AGGREGATES = named_functions(surrogates, "lengths")
+CORRECTIONS = named_functions(corrections, "log_rho_T", "sequence_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm(Objective):
-    """An objective, complete: functions with their settings, and what the loop must do for it."""
+    """An objective with its advantage and corrections, and what the loop must do for it."""
 
     advantage: Advantage
     corrections: tuple[Correction, ...]
-    dynamic: bool  # groups that are all right or all wrong are left out and replaced
+    dynamic: bool  # dynamic sampling: groups all right or all wrong are replaced
     overlong: int  # cushion of the penalty on long answers, in tokens; 0: no penalty
-    greedy: bool  # a greedy answer to each prompt is wanted, as baseline
+    greedy: bool  # a greedy answer to each prompt is the baseline
 
 
 CLIP = Choice(use="ppo", settings={"low": 0.2, "high": 0.2})
@@ -71,7 +70,7 @@ CLIP_HIGHER = Choice(use="ppo", settings={"low": 0.2, "high": 0.28})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """What an algorithm's name stands for."""
+    """The defaults of an algorithm."""
 
     advantage: str
     surrogate: Choice = CLIP
@@ -90,86 +89,88 @@ PRESETS = {
 }
 
 
-def algorithm_of(config: AlgorithmConfig, *, max_tokens: int) -> Algorithm:
-    """The algorithm of a configuration: its preset, changed by what is not None.
+def make_algorithm(config: AlgorithmConfig, *, max_tokens: int) -> Algorithm:
+    """Make the algorithm of a configuration: its preset, changed by settings that are not None.
 
-    A surrogate in the configuration replaces the preset's with its settings, so clips that it does
-    not give are the function's own. `max_tokens` is the most an answer may have.
+    A surrogate in the configuration replaces the preset's together with its settings, so missing
+    ones have the function's defaults. max_tokens: of an answer.
     """
     preset = PRESETS[config.name]
     choice = config.surrogate or preset.surrogate
-    used = _advantage(config.advantage or preset.advantage)
-    own = used in ADVANTAGES.values()
+    advantage = _advantage(config.advantage or preset.advantage)
+    built_in = advantage in ADVANTAGES.values()
     gspo = config.surrogate is not None and config.surrogate.use == "gspo"
-    usual = "seq-mean-token-mean" if gspo else preset.aggregate  # the one that gspo is made for
+    default = "seq-mean-token-mean" if gspo else preset.aggregate  # gspo needs this one
     return Algorithm(
-        advantage=used,
+        advantage=advantage,
         surrogate=_surrogate(choice),
-        aggregate=_aggregate(config.aggregate or usual, max_tokens),
+        aggregate=_aggregate(config.aggregate or default, max_tokens),
         entropy=config.entropy,
+        kl=config.kl,
         corrections=tuple(map(_correction, config.corrections)),
         dynamic=preset.dynamic if config.dynamic is None else config.dynamic,
         overlong=_overlong(config, max_tokens),
-        # Where remax is used, or anybody's function in its place.
-        greedy=used is advantages.remax or (config.name == "remax" and not own),
+        # For remax, or a user's function in its place.
+        greedy=advantage is advantages.remax or (config.name == "remax" and not built_in),
     )
 
 
 def _advantage(text: str) -> Advantage:
     what = f"algorithm.advantage {text!r}"
-    found = bind(find_function(text, ADVANTAGES, "algorithm.advantage"), {}, what)
-    result = try_function(found, what, [Rewards(np.array([0.0, 1.0]), 0.0)])
+    advantage = bind(find_function(text, ADVANTAGES, "algorithm.advantage"), {}, what)
+    result = try_function(advantage, what, [Rewards(np.array([0.0, 1.0]), 0.0)])
     if len(result) != 1 or np.shape(result[0]) != (2,):
-        raise ValueError(f"{what}: got {result!r}, allowed: a list of an array per group")
-    return found
+        raise ValueError(f"{what}: expected a list with an array per group, got {result!r}")
+    return advantage
 
 
 def _surrogate(choice: Choice) -> Callable[[Terms], Surrogate]:
     what = f"algorithm.surrogate {choice.use!r}"
     function = find_function(choice.use, SURROGATES, "algorithm.surrogate")
-    found = bind(function, choice.settings, what)
+    surrogate = bind(function, choice.settings, what)
     example_T = torch.tensor([-1.0, -0.5, -0.25])
     terms = Terms(example_T, example_T, example_T, torch.ones(3), torch.tensor([0, 0, 1]))
-    result = try_function(found, what, terms)
-    if not isinstance(result, Surrogate) or any(each.shape != (3,) for each in result):
-        raise ValueError(f"{what}: got {result!r}, allowed: a Surrogate with a value per token")
-    return found
+    result = try_function(surrogate, what, terms)
+    if not isinstance(result, Surrogate) or any(values_T.shape != (3,) for values_T in result):
+        raise ValueError(f"{what}: expected a Surrogate with a value per token, got {result!r}")
+    return surrogate
 
 
 def _correction(choice: Choice) -> Correction:
     what = f"algorithm.corrections {choice.use!r}"
     function = find_function(choice.use, CORRECTIONS, "algorithm.corrections")
-    found = bind(function, choice.settings, what)
+    correction = bind(function, choice.settings, what)
     example = torch.tensor([0.0, 0.25, -0.25]), torch.tensor([0, 0, 1])
-    try_function(lambda *given: combine([found], *given), what, *example)
-    return found
+    try_function(lambda *arguments: combine([correction], *arguments), what, *example)
+    return correction
 
 
 def _aggregate(text: str, max_tokens: int) -> Aggregate:
-    """With `longest`, where it has such a setting, as the most tokens of an answer."""
+    """The aggregate; a setting `longest` is the most tokens of an answer."""
     what = f"algorithm.aggregate {text!r}"
     function = find_function(text, AGGREGATES, "algorithm.aggregate")
     settings = {"longest": max_tokens} if "longest" in keyword_only(function, what) else {}
-    found = bind(function, settings, what)
-    result: Any = try_function(found, what, np.array([1, 2]))
+    aggregate = bind(function, settings, what)
+    result: Any = try_function(aggregate, what, np.array([1, 2]))
     if np.shape(result) != (2,):
-        raise ValueError(f"{what}: got {result!r}, allowed: a coefficient per sequence")
-    return found
+        raise ValueError(f"{what}: expected a coefficient per sequence, got {result!r}")
+    return aggregate
 
 
 def _overlong(config: AlgorithmConfig, max_tokens: int) -> int:
-    """The cushion: unless given, a fifth of the answer, as 4096 of 20480 tokens in the paper."""
+    """The cushion; by default a fifth of the answer, as 4096 of 20480 tokens in the paper."""
     if config.overlong is None:
         return max(1, max_tokens // 5) if PRESETS[config.name].overlong else 0
     if config.overlong > max_tokens:
-        allowed = f"0 to rollout.max_tokens, {max_tokens}"
-        raise ValueError(f"algorithm.overlong: got {config.overlong}, allowed: {allowed}")
+        raise ValueError(
+            f"algorithm.overlong: expected at most rollout.max_tokens ({max_tokens}), got "
+            f"{config.overlong}"
+        )
     return config.overlong
 
 
-# Functions by what a configuration says of them: a name or an import path, and settings, which are
-# a function's keyword-only parameters. What does not fit is told at the start of a run, with what
-# would: an unknown name or setting, a value of the wrong kind, a setting that is missing.
+# Functions by name or import path, with settings, which are their keyword-only parameters. Unknown
+# names and settings, values of a wrong type and missing settings are errors at the start of a run.
 
 
 def find_function(
@@ -187,22 +188,22 @@ def find_function(
 def bind(
     function: Callable[..., Any], settings: Mapping[str, object], what: str
 ) -> Callable[..., Any]:
-    """The function with its settings, each checked."""
+    """Bind checked settings to a function."""
     known = keyword_only(function, what)
     for name, value in settings.items():
         if name not in known:
-            allowed = ", ".join(known) or "no settings"
-            raise ValueError(f"{what}: got the setting {name!r}, allowed: {allowed}")
+            expected = ", ".join(known) or "none"
+            raise ValueError(f"{what}: unknown setting {name!r}; its settings: {expected}")
         if (kind := known[name].annotation) is not inspect.Parameter.empty:
             _check_kind(value, kind, f"{what}: {name}")
     missing = [n for n, p in known.items() if p.default is p.empty and n not in settings]
     if missing:
-        raise ValueError(f"{what}: needs the settings {', '.join(missing)}, which have no default")
+        raise ValueError(f"{what}: missing settings: {', '.join(missing)}")
     return partial(function, **settings) if settings else function
 
 
 def keyword_only(function: Callable[..., Any], what: str) -> dict[str, inspect.Parameter]:
-    """Parameters that can be given by name alone."""
+    """The keyword-only parameters of a function."""
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
     except (TypeError, ValueError, NameError) as error:
@@ -211,9 +212,9 @@ def keyword_only(function: Callable[..., Any], what: str) -> dict[str, inspect.P
 
 
 def try_function(function: Callable[..., Any], what: str, *arguments: object) -> Any:
-    """What the function gives for a small example: faults show at the start, not after a rollout.
+    """Call a function on a small example, so that faults show before the first rollout.
 
-    It may be anybody's, so any exception can come; it is told with the function's name.
+    It may be user code that raises anything; the error names the function.
     """
     try:
         return function(*arguments)
@@ -223,10 +224,10 @@ def try_function(function: Callable[..., Any], what: str, *arguments: object) ->
 
 
 def _check_kind(value: object, annotation: Any, what: str) -> None:
-    """Refuse a value that the annotation rules out."""
+    """Raise if a value does not fit its annotation."""
     try:
         TypeAdapter(annotation).validate_python(value, strict=True)
     except ValidationError as error:
-        raise ValueError(f"{what}: got {value!r}, allowed: {error.errors()[0]['msg']}") from None
-    except PydanticUserError:  # of a type that has no schema
+        raise ValueError(f"{what}: got {value!r}: {error.errors()[0]['msg']}") from None
+    except PydanticUserError:  # the type has no schema
         return

@@ -1,9 +1,9 @@
 """Corrections from the rollout's policy to the trained one: a weight per token, without gradient.
 
 rho = pi_old / mu (Sparse-RL calls it xi), log-ratios clamped to [-20, 20] before exp. All are
-computed over the whole batch of a step, on the CPU, before it is cut into updates: so weights do
-not depend on the cut. Several corrections multiply. `diagnose` tells how far the two policies are
-apart, in numbers for a metrics file.
+computed over the whole batch of a step, on the CPU, before it is split into updates: so weights do
+not depend on the split. Several corrections multiply. `diagnose` measures how far the two policies
+are apart.
 """
 
 import math
@@ -30,13 +30,13 @@ QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 
 def combine(corrections: Sequence[Correction], log_rho_T: Tensor, sequence_T: Tensor) -> Tensor:
-    """The product of their weights; ones if there are none."""
+    """The product of the weights of all corrections; ones without any."""
     weight_T = torch.ones_like(log_rho_T)
     for correction in corrections:
         factor_T = correction(log_rho_T, sequence_T)
         if factor_T.shape != log_rho_T.shape:
-            given, wanted = tuple(factor_T.shape), tuple(log_rho_T.shape)
-            raise ValueError(f"correction: got weights of shape {given}, allowed: {wanted}")
+            shape, expected = tuple(factor_T.shape), tuple(log_rho_T.shape)
+            raise ValueError(f"correction: expected weights of shape {expected}, got {shape}")
         weight_T = weight_T * factor_T.detach()
     return weight_T
 
@@ -97,8 +97,8 @@ def sparse_rl_release(
     """Sparse-RL as released: min(xi, cap) over its batch mean, with tokens and trajectories masked.
 
     Masked are trajectories with any xi < least, and tokens with xi outside [low, high]. The mean is
-    that of min(xi, cap) over all tokens in the loss, the masked ones included. That is our reading:
-    taken over the others alone, a cap at `high` would change nothing.
+    that of min(xi, cap) over all tokens in the loss, including masked ones. This is our reading:
+    over the others alone, a cap at `high` would change nothing.
     """
     xi_T = _rho(log_rho_T)
     weight_T = xi_T.clamp(max=cap)
@@ -111,9 +111,8 @@ def m2po(log_rho_T: Tensor, sequence_T: Tensor, *, most: Positive = 0.04) -> Ten
     """M2PO (arXiv 2510.01161), the masking form: 1 for tokens that are kept, otherwise 0.
 
     The tokens of largest (log rho)^2 are masked, one after the other, until the mean of (log rho)^2
-    over those kept is at most `most`. It looks at all tokens in the loss of the whole batch,
-    whatever their advantage, and at pi_old / mu, once per rollout; among equals the earlier token
-    is kept.
+    over those kept is at most `most`. Over all tokens in the loss of the whole batch, whatever
+    their advantage, by pi_old / mu, once per rollout; of equal tokens the earlier is kept.
     """
     square_T, order_T = log_rho_T.detach().double().square().sort(stable=True)
     counts_T = torch.arange(1, len(square_T) + 1, dtype=torch.float64)
@@ -130,14 +129,14 @@ def _rho(log_rho_T: Tensor) -> Tensor:
 
 def _within(ratio_T: Tensor, low: float, high: float) -> Tensor:
     if not low <= high:
-        raise ValueError(f"got low {low} and high {high}, allowed: low <= high")
+        raise ValueError(f"expected low <= high, got low {low} and high {high}")
     return (ratio_T >= low) & (ratio_T <= high)
 
 
 def diagnose(log_rho_T: Tensor, weight_T: Tensor, sequence_T: Tensor) -> dict[str, float]:
-    """Numbers over all tokens in the loss, rho = pi_old / mu with log rho clamped to [-20, 20].
+    """Mismatch metrics over all tokens in the loss; rho = pi_old / mu, log rho within [-20, 20].
 
-    All expectations are means over tokens that mu sampled. Names stand behind "mismatch/":
+    All expectations are means over tokens that mu sampled. Names have the prefix "mismatch/":
 
     k1, k3           two estimates of KL(mu || pi_old): mean of -log rho, which may be negative, and
                      of rho - 1 - log rho, which is not, and spreads less while rho is close to 1
@@ -150,14 +149,14 @@ def diagnose(log_rho_T: Tensor, weight_T: Tensor, sequence_T: Tensor) -> dict[st
     masked           share of tokens with weight 0
     rejected         share of sequences of which all tokens have weight 0
 
-    Without tokens there is nothing to tell, and the result is empty.
+    Without tokens the result is empty.
     """
     if not len(log_rho_T):
         return {}
     log_rho = bounded(log_rho_T.detach().double()).cpu().numpy()
     weight = weight_T.detach().double().cpu().numpy()
     rho = np.exp(log_rho)
-    found = {
+    metrics = {
         "k1": -log_rho.mean(),
         "k3": (rho - 1 - log_rho).mean(),
         "chi2": np.square(rho).mean() - 1,
@@ -168,8 +167,8 @@ def diagnose(log_rho_T: Tensor, weight_T: Tensor, sequence_T: Tensor) -> dict[st
         "rejected": _rejected(weight_T, sequence_T),
     }
     quantiles = np.quantile(rho, list(QUANTILES.values()))
-    found |= {f"ratio_{name}": value for name, value in zip(QUANTILES, quantiles, strict=True)}
-    return {f"mismatch/{name}": float(value) for name, value in found.items()}
+    metrics |= {f"ratio_{name}": value for name, value in zip(QUANTILES, quantiles, strict=True)}
+    return {f"mismatch/{name}": float(value) for name, value in metrics.items()}
 
 
 def _effective_share(weight: np.ndarray) -> float:
@@ -178,7 +177,7 @@ def _effective_share(weight: np.ndarray) -> float:
 
 
 def _rejected(weight_T: Tensor, sequence_T: Tensor) -> float:
-    """Of the sequences that have tokens."""
+    """Share of sequences, of those with tokens, whose weights are all 0."""
     sums_T = by_sequence("sum", weight_T.detach(), sequence_T)
     first_T = sequence_T.diff(prepend=sequence_T[:1] - 1) != 0
     return float((sums_T[first_T] == 0).double().mean())

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from sparrow import ops
 from sparrow.benchmarks import layer_attention, timing
-from sparrow.benchmarks.layer_attention import Bed, Heads, Shape
+from sparrow.benchmarks.layer_attention import Heads, LayerStack, Shape
 from sparrow.schema.base import to_dict
 from sparrow.schema.bench import LayerBenchmark
 from sparrow.sparse.rule import Rule
@@ -76,7 +76,7 @@ def test_several_flows_and_other_shapes() -> None:
 
 def test_flows_share_keys_and_have_fields_of_their_own() -> None:
     heads = Heads(size=64, device=torch.device("cpu"))
-    bed = Bed(heads, Shape(batch=2, context=64, kept=1), {"a": RULE, "b": RULE}, 1)
+    bed = LayerStack(heads, Shape(batch=2, context=64, kept=1), {"a": RULE, "b": RULE}, 1)
     a, b = bed.caches.values()
     assert a.field("k", 0).data_ptr() == b.field("k", 0).data_ptr()
     assert a.field("mean", 0).data_ptr() != b.field("mean", 0).data_ptr()
@@ -88,9 +88,9 @@ def test_flows_share_keys_and_have_fields_of_their_own() -> None:
 def test_the_parts_agree_with_the_ops() -> None:
     """`both` is attention over what `select` keeps, and keeping everything is dense."""
     heads = Heads(size=64, device=torch.device("cpu"))
-    bed = Bed(heads, Shape(batch=2, context=128, kept=8), {"rule": RULE}, 1)
+    bed = LayerStack(heads, Shape(batch=2, context=128, kept=8), {"rule": RULE}, 1)
     torch.testing.assert_close(bed.both(0, "rule"), bed.attend(0))
-    few = Bed(heads, Shape(batch=2, context=128, kept=4), {"rule": RULE}, 1)
+    few = LayerStack(heads, Shape(batch=2, context=128, kept=4), {"rule": RULE}, 1)
     lists = few.select(0, "rule")
     assert isinstance(lists, ops.PageLists)
     assert (lists.counts == 4).all()

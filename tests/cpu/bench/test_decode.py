@@ -59,15 +59,14 @@ def test_bytes_by_hand() -> None:
 
 def test_dense_takes_turns_with_the_first_schedule_of_its_batch_and_context() -> None:
     """Schedules with other dense layers need an engine of their own."""
-    bare, own = frozenset[int](), Rule().dense_layers
-    assert own != bare
+    bare, own = frozenset[int](), frozenset((0, 1))
     cases = [(2, 64, None), (2, 64, "fixed-48-all"), (2, 64, "fixed-48"), (2, 64, "fixed-64-all")]
     assert decode._groups(cases) == {
         (2, 64, bare): [None, "fixed-48-all", "fixed-64-all"],
         (2, 64, own): ["fixed-48"],
     }
     cases = [(2, 64, "fixed-48-all"), (2, 128, None)]  # dense of another context is alone
-    assert decode._groups(cases) == {(2, 64, bare): ["fixed-48-all"], (2, 128, own): [None]}
+    assert decode._groups(cases) == {(2, 64, bare): ["fixed-48-all"], (2, 128, bare): [None]}
 
 
 def test_placed_samples_go_on_like_any_other() -> None:
@@ -104,11 +103,11 @@ def test_kernels_by_name() -> None:
         "other": ["void at::native::elementwise_kernel", "Memcpy DtoH (Device -> Pinned)"],
     }
     for part, kernels in parts.items():
-        assert {timing.part_of(kernel) for kernel in kernels} == {part}
+        assert {timing.kernel_part(kernel) for kernel in kernels} == {part}
 
 
 def test_presets_are_timed_on_any_flow_and_family() -> None:
     own = timing.schedule_named("qwen3-1.7b-0.86", library.quest)
     assert own is not None
     assert own.family is None
-    Rule(flow=library.quest).check(own, page=16, family="llama")
+    Rule.of(own, library.quest).check(own, page=16, family="llama")

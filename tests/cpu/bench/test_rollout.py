@@ -43,7 +43,8 @@ def test_a_peer_that_fails_or_stops_early_is_no_result() -> None:
     assert row.failed == "NotImplementedError: not here"
     assert row.tokens_per_s is None
     early = rollout._attempt(lambda new_tokens: 1, 4, 2, model)
-    assert "1 tokens" in str(early.failed)
+    assert (early.tokens, early.tokens_per_s) == (1, None)
+    assert early.failed
 
 
 def test_optimiser_steps() -> None:
@@ -54,5 +55,5 @@ def test_optimiser_steps() -> None:
     assert row.tokens_per_second == pytest.approx(32 / row.seconds[0], rel=0.01)
     assert (row.utilisation, row.memory_gib) == (None, None)
     Console(quiet=True).print(timing.table(result))
-    with pytest.raises(ValueError, match="positions"):
+    with pytest.raises(ValueError, match="length"):
         training.run(device="cpu", case=[TrainWork(sequences=1, length=10**6, recompute=True)])

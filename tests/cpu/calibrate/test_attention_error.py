@@ -8,7 +8,7 @@ from support.engines import prompt, tiny
 from torch import Tensor
 
 from sparrow import models
-from sparrow.calibration.flows.score import BLOCKS, QUERIES, Case, Probe, blocks
+from sparrow.calibration.flows.score import BLOCKS, QUERIES, Probe, Selection, blocks
 from sparrow.calibration.replay import read
 from sparrow.models.attention import Packed
 from sparrow.sparse.flows.library import block_mean, dense, oracle, running_average, window
@@ -22,8 +22,10 @@ def model() -> models.Decoder:
     return tiny()
 
 
-def case(flow, budget: int = 64, **settings) -> Case:
-    return Case(rule=Rule(flow=flow, dense_layers=NONE_DENSE, **settings), page=16, budget=budget)
+def case(flow, budget: int = 64, **settings) -> Selection:
+    return Selection(
+        rule=Rule(flow=flow, dense_layers=NONE_DENSE, **settings), page=16, budget=budget
+    )
 
 
 def test_blocks_are_spread_and_end_with_the_sequence() -> None:
@@ -88,7 +90,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, at: int, *, budget: int) -> Tensor:
 def test_the_oracle_finds_nearly_every_page_and_beats_a_window(model) -> None:
     """Nearly: it leaves the weight of tokens in unfinished pages out of its sums."""
     rule = Rule(flow=block_mean, dense_layers=frozenset((0, 1)))
-    others = [Case(rule=rule, page=16, budget=64), case(running_average())]
+    others = [Selection(rule=rule, page=16, budget=64), case(running_average())]
     others += [case(block_mean, budget) for budget in (48, 96, 160)]
     probe = Probe([case(oracle), case(window), case(block_mean), *others])
     read(model, prompt(300), probe)

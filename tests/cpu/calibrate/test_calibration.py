@@ -12,8 +12,9 @@ import torch
 from support.replays import replay
 
 from sparrow import load
+from sparrow.calibration import calibration
 from sparrow.calibration.calibration import Collector
-from sparrow.calibration.replay import DENSE, Prompt, arm, force, variant_of
+from sparrow.calibration.replay import DENSE, Prompt, make_arm, teacher_force, variant_of
 from sparrow.calibration.store import FILE, Trajectories
 from sparrow.dataflow import prompts
 from sparrow.dataflow.calibrate import calibrate
@@ -22,7 +23,7 @@ from sparrow.gate.budgets import MOST_BINS
 from sparrow.models import Decoder
 from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.schedule import LayerBudgets, Schedule
-from sparrow.schema.surface import Surface
+from sparrow.schema.surface import LayerLoss, Surface
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.flows.library import block_mean
 
@@ -46,30 +47,30 @@ def model() -> Decoder:
 
 
 @pytest.fixture(scope="module")
-def source(model: Decoder) -> prompts.Source:
+def source(model: Decoder) -> prompts.PromptSet:
     return prompts.of_task(model, "assignments", length=200, count=4)
 
 
 @pytest.fixture(scope="module")
-def whole(model: Decoder, source: prompts.Source, tmp_path_factory: Any) -> tuple[Surface, Path]:
+def whole(model: Decoder, source: prompts.PromptSet, tmp_path_factory: Any) -> tuple[Surface, Path]:
     place = tmp_path_factory.mktemp("whole")
     return calibrate(model, source, much(place)), place
 
 
-def first_of(source: prompts.Source) -> prompts.Source:
+def first_of(source: prompts.PromptSet) -> prompts.PromptSet:
     return replace(source, digest="x", prompts=source.prompts[:1])
 
 
-def collector(model: Decoder, source: prompts.Source, place: Path) -> Collector:
+def collector(model: Decoder, source: prompts.PromptSet, place: Path) -> Collector:
     return Collector(model, source.prompts, source.mode, config(), Trajectories(place, {}))
 
 
 def test_generated_acceptance_is_that_of_a_replay(
-    model: Decoder, source: prompts.Source, tmp_path: Path
+    model: Decoder, source: prompts.PromptSet, tmp_path: Path
 ) -> None:
     """The engine's hidden states against a second sparse pass over what it wrote."""
     made = collector(model, source, tmp_path)
-    own = arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
+    own = make_arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
     made.collect({own: 2, DENSE: 1})
     found = list(made.store.of(own.key))
     assert [(one.prompt, one.sample) for one in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -91,8 +92,24 @@ def test_generated_acceptance_is_that_of_a_replay(
     assert set(made.tokens(own, source.prompts[1:3]).prompt) == {1}
 
 
+def test_budgets_by_layer_that_round_to_even_ones_are_not_measured_again(
+    model: Decoder, source: prompts.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for share, names in ((1.05, []), (1.5, ["block-mean, by layer"])):
+        monkeypatch.setattr(calibration, "shares", lambda *_, share=share: (1.0, share, 1.0, 1.0))
+        made = calibration.Calibration(
+            collector(model, source, tmp_path), budgets=(48, 80), edges=(0, 64), targets=(0.8,)
+        )
+        even = variant_of(block_mean, "block_mean", model.spec)
+        loss = {"variant": even.name, "budget": 48, "layers": (2, 3), "p05": 0.5, "low": 0.4}
+        loss |= {"high": 0.6, "mean": 0.9, "tokens": 9, "prompts": 3}
+        made.found.layers.append(LayerLoss(**loss))
+        suggested = [variant.name for variant in made._suggested(even)]
+        assert suggested == [*names, "block-mean, dense 2,3"]
+
+
 def test_an_answer_of_one_token_shows_nothing_and_is_kept(
-    model: Decoder, source: prompts.Source, tmp_path: Path
+    model: Decoder, source: prompts.PromptSet, tmp_path: Path
 ) -> None:
     few = config(samples=1, max_tokens=2)
     made = Collector(model, source.prompts[:1], "generated", few, Trajectories(tmp_path, {}))
@@ -107,11 +124,11 @@ def test_an_answer_of_one_token_shows_nothing_and_is_kept(
     assert len(only.ids) == only.prompt_tokens + 1
 
 
-def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.Source) -> None:
+def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.PromptSet) -> None:
     ids = torch.randint(40, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
-    own = arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
+    own = make_arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
     given = Prompt(number=5, name="given", ids=tuple(ids), start=20)
-    ((_, found), (_, floor)) = force(model, given, [own, DENSE])
+    ((_, found), (_, floor)) = teacher_force(model, given, [own, DENSE])
     assert own.schedule is not None
     again = replay(model, ids[:20], ids[20:], own.schedule)
     np.testing.assert_allclose(found.alpha, again.alpha[1:], atol=1e-5)
@@ -120,7 +137,7 @@ def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.S
     for start in (0, 149, 150):
         outside = Prompt(number=0, name="given", ids=(50,) * 150, start=start)
         with pytest.raises(ValueError, match="150 tokens"):
-            list(force(model, outside, [DENSE]))
+            list(teacher_force(model, outside, [DENSE]))
 
 
 def test_a_surface_has_everything(whole: tuple[Surface, Path], model: Decoder) -> None:
@@ -148,7 +165,7 @@ def test_a_surface_has_everything(whole: tuple[Surface, Path], model: Decoder) -
 
 
 def test_interrupted_and_resumed_it_comes_to_the_same(
-    whole: tuple[Surface, Path], model: Decoder, source: prompts.Source, tmp_path: Path
+    whole: tuple[Surface, Path], model: Decoder, source: prompts.PromptSet, tmp_path: Path
 ) -> None:
     def stop(done: int, total: int, what: str) -> None:
         if done == 5:
@@ -174,7 +191,7 @@ def test_other_prompts_in_the_same_folder_are_kept_apart(model: Decoder, tmp_pat
 
 
 def test_variants_by_dense_layers_and_sequences_without_a_bite(
-    model: Decoder, source: prompts.Source, tmp_path: Path
+    model: Decoder, source: prompts.PromptSet, tmp_path: Path
 ) -> None:
     few = first_of(source)
     changes = {"budget": (512,), "max_tokens": 30, "layer_groups": 2, "by_layer": True}
@@ -188,7 +205,7 @@ def test_variants_by_dense_layers_and_sequences_without_a_bite(
 
 
 def test_other_settings_and_tokenizers_in_the_same_folder_are_refused(
-    whole: tuple[Surface, Path], model: Decoder, source: prompts.Source, tmp_path: Path
+    whole: tuple[Surface, Path], model: Decoder, source: prompts.PromptSet, tmp_path: Path
 ) -> None:
     assert model.source is not None
     copy = shutil.copytree(model.source, tmp_path / "tiny")
@@ -200,7 +217,7 @@ def test_other_settings_and_tokenizers_in_the_same_folder_are_refused(
             calibrate(one, source, config(whole[1], seed=seed))
 
 
-def test_a_schedule_is_checked(model: Decoder, source: prompts.Source, tmp_path: Path) -> None:
+def test_a_schedule_is_checked(model: Decoder, source: prompts.PromptSet, tmp_path: Path) -> None:
     layers = (LayerBudgets(layer=0, budgets=[64, 64]),)
     bins = {"lengths": [0, 100], "budgets": [48, 96], "layers": layers}
     schedule = Schedule(name="mine", **bins, dense_layers=())
@@ -217,7 +234,7 @@ def test_a_schedule_is_checked(model: Decoder, source: prompts.Source, tmp_path:
 
 
 def test_two_in_one_folder_are_refused(
-    model: Decoder, source: prompts.Source, tmp_path: Path
+    model: Decoder, source: prompts.PromptSet, tmp_path: Path
 ) -> None:
     """Before anything is read or written there; leftovers of a killed one go."""
     lock = FolderLock(tmp_path)

@@ -9,13 +9,13 @@ from sparrow.calibration.cells import (
     Tokens,
     cells,
     estimators,
-    groups_of,
+    layer_groups,
     open_questions,
     shares,
     slope,
 )
-from sparrow.calibration.replay import DENSE, Arm, arm, variant_of
-from sparrow.calibration.store import Measured
+from sparrow.calibration.replay import DENSE, Arm, make_arm, variant_of
+from sparrow.calibration.store import MeasuredSequence
 from sparrow.schema.schedule import DENSE as EVERYTHING
 from sparrow.schema.surface import Cell, LayerLoss
 from sparrow.sparse.flows.library import block_mean
@@ -23,8 +23,8 @@ from sparrow.sparse.flows.library import block_mean
 
 def measured(
     prompt: int, alpha: list[float], *, sample: int = 0, ratio: float | None = 1.0
-) -> Measured:
-    return Measured(
+) -> MeasuredSequence:
+    return MeasuredSequence(
         prompt=prompt,
         sample=sample,
         prompt_tokens=10,
@@ -132,10 +132,10 @@ def loss(layers: tuple[int, ...], p05: float) -> LayerLoss:
 
 
 def test_groups_and_their_shares() -> None:
-    assert groups_of(5, 2) == [(0, 1, 2), (3, 4)]
-    assert groups_of(4, 9) == [(0,), (1,), (2,), (3,)]
-    assert groups_of(4, 2, dense=[0, 1]) == [(2,), (3,)]
-    assert groups_of(2, 1, dense=[0, 1]) == []
+    assert layer_groups(5, 2) == [(0, 1, 2), (3, 4)]
+    assert layer_groups(4, 9) == [(0,), (1,), (2,), (3,)]
+    assert layer_groups(4, 2, dense=[0, 1]) == [(2,), (3,)]
+    assert layer_groups(2, 1, dense=[0, 1]) == []
     # Shares follow what groups lose.
     law = [seen(b, 1 - 20 * b**-0.7, 4096) for b in (128, 256, 512)]
     assert slope(law) == pytest.approx(0.7)
@@ -161,8 +161,8 @@ def test_groups_and_their_shares() -> None:
 
 def test_arms_of_equal_content_are_equal() -> None:
     variant = variant_of(block_mean, "block_mean", TINY)
-    own = arm(variant, block_mean, 64)
-    assert {own, arm(variant.replace(name="other"), block_mean, 64)} == {own}
-    assert own != arm(variant, block_mean, 80)
-    assert own != arm(variant, block_mean, 64, given=True)
+    own = make_arm(variant, block_mean, 64)
+    assert {own, make_arm(variant.replace(name="other"), block_mean, 64)} == {own}
+    assert own != make_arm(variant, block_mean, 80)
+    assert own != make_arm(variant, block_mean, 64, given=True)
     assert Arm(name="other name") == DENSE

@@ -16,7 +16,7 @@ from sparrow.sparse import preset
 VECTOR = 2 * 2 * 16 * 2  # k and v, heads, head size, bf16
 LANDMARK = 2 * 16 * 2
 WEIGHTS = SPEC.parameters() * 2
-FIXED = Schedule.fixed(52)  # layers 0 and 1 dense
+FIXED = Schedule.fixed(52, dense_layers=(0, 1))
 
 
 def by_hand(model: ByteModel, over: Trace) -> cost.Traffic:

@@ -46,10 +46,11 @@ def test_what_is_said_of_a_program() -> None:
     assert result.over_pages == {"pages_max": 1, "pages_sum": 1}
     assert {"odd length", "ties", "one page", "one below it"} <= {t.sequence for t in result.tests}
     assert check(dense).tests == ()
-    console = Console(width=80, file=StringIO())  # every figure is there in a narrow terminal
+    screen = StringIO()
+    console = Console(width=80, file=screen)  # every figure is there in a narrow terminal
     console.print(*flow_check_tables(result))
     for figure in ("1.03x", "3.22%", "pages_max 1", "finishes scores"):
-        assert figure in console.file.getvalue()
+        assert figure in screen.getvalue()
 
 
 def test_wrong_scores_and_fields_while_decoding_are_noticed(monkeypatch) -> None:

@@ -13,7 +13,7 @@ from sparrow.calibration.flows import score as flow_score
 from sparrow.calibration.flows.score import (
     CELLS,
     REFERENCE,
-    Sample,
+    TokenizedText,
     append_leaderboard,
     interval,
     samples,
@@ -31,8 +31,8 @@ from sparrow.sparse.flows.library import block_mean, dense, fine_means, oracle, 
 ALL_SPARSE = Configuration(dense_layers=())
 
 
-def sample(name: str, ids: list[int]) -> Sample:
-    return Sample(name=name, kind="noise", sha256=name, note="", ids=tuple(ids))
+def sample(name: str, ids: list[int]) -> TokenizedText:
+    return TokenizedText(name=name, kind="noise", sha256=name, note="", ids=tuple(ids))
 
 
 TEXTS = [sample(f"t{n}", prompt(200, n)) for n in range(3)]

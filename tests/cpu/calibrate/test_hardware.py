@@ -24,7 +24,7 @@ sys.path.insert(0, str(RESULTS))
 fit_hardware = import_module("fit_hardware")
 errors, fit = fit_hardware.errors, fit_hardware.fit
 SHAPES = ("1.7b", "4b", "8b", "14b")
-FIXED = Schedule.fixed(52)  # layers 0 and 1 dense
+FIXED = Schedule.fixed(52, dense_layers=(0, 1))  # layers 0 and 1 dense
 VECTOR, LANDMARK, WEIGHTS = 2 * 2 * 16 * 2, 2 * 16 * 2, SPEC.parameters() * 2
 SIZES = {"product_rows": 2, "narrow_pages": 6, "most_rows": 8}
 SIZES |= {"least_parameters": 10**6, "most_parameters": 10**9, "points": 0}

@@ -1,24 +1,37 @@
 """Plans of made-up surfaces: optimal, honest about what cannot be reached, priced."""
 
+import json
+import shlex
 from dataclasses import replace
-from itertools import product
+from io import StringIO
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from support import surfaces
+from support.cli import run
 from support.specs import TINY
 
 from sparrow.calibration.planning import plan as planning
+from sparrow.calibration.planning.advice import advise, cheapest_constant
 from sparrow.calibration.planning.context import PlanningContext, Workload
 from sparrow.calibration.planning.hardware import Hardware
-from sparrow.calibration.planning.plan import Option, Unreachable, least_kept, plan_options, write
-from sparrow.calibration.tables import plan_tables
+from sparrow.calibration.planning.plan import (
+    PlanOption,
+    Unreachable,
+    least_kept,
+    plan_options,
+    write,
+)
+from sparrow.calibration.tables import check_table, layers_table, plan_tables, tails_tables
+from sparrow.models.spec import spec_to_hf
 from sparrow.schema.calibrate import PlanConfig
-from sparrow.schema.plan import ComparedBin, PlanFile
+from sparrow.schema.plan import CheckedBin, ComparedBin, PlanFile
 from sparrow.schema.schedule import DENSE, Schedule
-from sparrow.schema.surface import Cell, Surface, Variant
+from sparrow.schema.surface import Cell, LayerLoss, Surface, Variant
 from sparrow.sparse import preset
 
 BENCH = Path(__file__).parents[3] / "bench"
@@ -72,7 +85,7 @@ def plan(place: PlanningContext, target: float = 0.86, **settings: Any) -> PlanF
     return planning.plan(place, config(target, **settings), **beside)
 
 
-def best(place: PlanningContext, target: float = 0.86, **settings: Any) -> Option:
+def best(place: PlanningContext, target: float = 0.86, **settings: Any) -> PlanOption:
     return plan_options(place, config(target, **settings))[0]
 
 
@@ -123,7 +136,12 @@ def test_a_target_out_of_reach_is_refused_with_the_nearest_one() -> None:
     dense = best(context(), 0.98, allow_dense=True)
     assert dense.budgets == (256, 512, None)
     assert dense.schedule.budgets.tolist() == [256, 512, DENSE]
-    assert 1 <= dense.bins[2].kept_share < 1.1  # landmarks are read for nothing
+    assert dense.bins[2].kept_share == 1  # page summaries, read for nothing, are no K and V
+    for budget in (64, 1024):  # above the longest length: all of K and V, and no more
+        wide = {start: {budget: 0.99} for start in RISING}
+        shares = [one.kept_share for one in best(context(surface(wide))).bins]
+        assert all(share <= 1 for share in shares)
+        assert (shares == [1] * 3) == (budget == 1024)
 
     # No rollout is nearer to dense than dense.
     for p05, target, allow_dense in ((0.97, 0.98, True), (0.93, 0.93, False)):
@@ -190,7 +208,76 @@ def test_provenance_and_doubts_are_said() -> None:
         assert doubt in said
 
 
+# What calibrate says of a surface.
+
+
+@pytest.mark.parametrize(
+    ("changes", "step"),
+    [
+        ({}, ""),
+        ({"targets": (0.5,)}, "--target=0.5"),
+        ({"targets": (0.98,)}, "--target=0.98 --allow-dense"),
+        ({"figures": {start: {512: 0.42} for start in (256, 512)}}, "--target=0.41"),
+    ],
+)
+def test_calibrate_recommends_a_plan_that_works(
+    changes: dict[str, Any], step: str, tmp_path: Path
+) -> None:
+    figures = changes.pop("figures", None)
+    floor = {} if figures is None else {"floor": [cell("dense", None, s, 0.5) for s in figures]}
+    made = surface(figures, shape=json.dumps(spec_to_hf(SPEC, "bfloat16")), **floor, **changes)
+    made.save(tmp_path / "surface.json")
+    advice = advise(made, tmp_path)
+    assert str(made.targets[0]) in advice.answer
+    words = shlex.split(advice.next_step)
+    assert " ".join(words[3:]) == step
+    done = run(*words[1:], "--no-plots")
+    assert done.code == 0, done.stderr
+    assert (tmp_path / "schedule.json").exists()
+
+
+def test_calibrate_says_why_no_plan_works() -> None:
+    shape = {"shape": json.dumps(spec_to_hf(SPEC, "bfloat16"))}
+    few = [c.replace(prompts=7) for c in surface().cells]
+    assert "--prompts" in advise(surface(cells=few, **shape), Path("x")).next_step
+    none = {start: {512: 0.0} for start in (256, 512)}
+    floor = [cell("dense", None, start, 0.0, low=0.0) for start in none]
+    cells = [cell("block-mean", 512, start, 0.0, low=0.0) for start in none]
+    bad = surface(none, floor=floor, cells=cells, **shape)
+    assert "--budget=1024" in advise(bad, Path("x")).next_step
+    assert cheapest_constant(surface(), 0.86) == (256, "block-mean")
+    assert cheapest_constant(surface(), 0.99) is None
+
+
 # As a file and tables.
+
+
+def test_tables_fit_80_columns() -> None:
+    """Every figure of many bins, large numbers and long names is there."""
+    bins = tuple(range(0, 120_000, 5000))
+    made = surface(
+        bins=bins,
+        cells=[surfaces.cell("block-mean", 16_384, *edge) for edge in pairwise(bins)],
+        floor=[surfaces.cell("dense", None, *edge) for edge in pairwise(bins)],
+    )
+    loss = surfaces.layer_loss("block-mean", 64, 0, 48) | {"layers": tuple(range(24))}
+    planned = PlanFile(**surfaces.plan(12, 10_000))
+    tail = {"p05": 0.8712, "low": 0.8123, "high": 0.9123}
+    fields = dict.fromkeys(CheckedBin.model_fields, 0) | tail
+    check = [CheckedBin(**fields | {"start": one.start}) for one in planned.bins]
+    console = Console(width=80, file=StringIO(), markup=False)
+    for table in (
+        *tails_tables(made, "block-mean"),
+        layers_table([LayerLoss(**loss)]),
+        check_table(made, 0.86),
+        *plan_tables(planned.replace(check=check)),
+    ):
+        assert console.measure(table).minimum <= 80, table.title
+        console.print(table)
+    text = console.file.getvalue()
+    assert "…" not in text
+    for cell_ in made.cells:
+        assert f"{cell_.p05:.3f}" in text
 
 
 def test_a_plan_is_a_file_with_everything_beside_it(tmp_path: Any) -> None:

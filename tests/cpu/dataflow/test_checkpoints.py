@@ -99,7 +99,7 @@ def test_a_step_that_is_there_stays_and_others_are_refused(kept: Checkpoints) ->
         kept.save(10, state(10), "another")
     with pytest.raises(ValueError, match="step 5"):
         kept.save(5, state(5), CONFIG)
-    with pytest.raises(ValueError, match=r"run\.dir"):
+    with pytest.raises(ValueError, match=r"run\.out"):
         kept.load(10, "another")
     with pytest.raises(ValueError, match="step 7"):
         kept.load(7, CONFIG)

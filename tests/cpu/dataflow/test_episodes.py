@@ -143,6 +143,10 @@ def test_an_episode_of_a_cell_with_a_conversation(model: Path, tmp_path: Path) -
         )
         assert tool in (encode("with 5 <eos> so"), encode("<eos> with 5 <eos> so"))
         assert plain == encode("x1 = 5")
+        answers = [
+            token for turn in trajectory.turns[1::2] for token in ids[turn.start : turn.stop]
+        ]
+        assert trajectory.text == PUZZLE_LANGUAGE.decode(answers), "words of replies stay apart"
         assert not any(trajectory.loss_mask[t.start : t.stop].any() for t in trajectory.turns[::2])
     assert len({trajectory.ids.tobytes() for trajectory in played}) == 8
     (measured,) = metrics(tmp_path / "run")

@@ -16,9 +16,9 @@ from sparrow.dataflow.evaluation import (
     Answered,
     Part,
     attending,
-    cell_of,
     evaluate,
     open_parts,
+    summarise,
 )
 from sparrow.dataflow.language import PUZZLE_LANGUAGE, language_of, speaks_puzzles
 from sparrow.schema.base import from_dict, to_dict
@@ -80,29 +80,29 @@ def part_of(rows: Sequence[Example], judge: Any = None, **changes: Any) -> Part:
 
 def answers(model: models.Decoder, rows: Any, judge: Any = None, **settings: Any) -> list[Answered]:
     chosen, parts = settings.pop("params", params()), [part_of(rows, judge)]
-    found = evaluate(engine_of(model), parts, PUZZLE_LANGUAGE, chosen, model="m", **settings)
-    return found.answers[0]
+    result = evaluate(engine_of(model), parts, PUZZLE_LANGUAGE, chosen, model="m", **settings)
+    return result.answers[0]
 
 
 class TestAnswer:
     def test_in_the_order_of_rows(self, model: models.Decoder) -> None:
         """However long each takes: limits differ, so the engine ends them in another order."""
         done: list[int] = []
-        found = answers(model, ROWS, on_answer=lambda: done.append(1))
-        assert [one.example for one in found] == ROWS
-        for one in found:
+        result = answers(model, ROWS, on_answer=lambda: done.append(1))
+        assert [one.example for one in result] == ROWS
+        for one in result:
             assert isinstance(one.example.prompt, str)
             assert one.completion.prompt_ids.tolist() == encode(one.example.prompt)
             assert one.verdict.reason == f"judged {one.example.id}"
-        assert [len(one.completion.token_ids) for one in found] == [12, 20, 5, 20]
+        assert [len(one.completion.token_ids) for one in result] == [12, 20, 5, 20]
         assert len(done) == 4
-        line = json.loads(json.dumps(found[0].plain()))
+        line = json.loads(json.dumps(result[0].plain()))
         assert (line["id"], line["tokens"], line["acc"]) == ("row 0", 12, 0.0)
         (long,) = answers(model, [example(0, 200)], params=params(max_tokens=1000))
         assert len(long.completion.token_ids) == CONTEXT - 200, "the context ends it"
-        found = answers(model, ROWS, params=params(n=3))
-        assert [one.example.id for one in found] == [row.id for row in ROWS for _ in range(3)]
-        assert len({one.completion.token_ids.tobytes() for one in found}) == 12, "all differ"
+        result = answers(model, ROWS, params=params(n=3))
+        assert [one.example.id for one in result] == [row.id for row in ROWS for _ in range(3)]
+        assert len({one.completion.token_ids.tobytes() for one in result}) == 12, "all differ"
         judge = Recorder()
         for one in answers(model, ROWS, judge, params=params(ignore_eos=False)):
             text = dict(judge.asked)[one.example.id]
@@ -112,7 +112,7 @@ class TestAnswer:
     def test_each_row_has_a_seed_of_its_own_and_that_again(self, model: models.Decoder) -> None:
         twice = [ROWS[1], ROWS[1]]
         first, again = answers(model, twice), answers(model, twice)
-        ids = [[one.completion.token_ids.tolist() for one in found] for found in (first, again)]
+        ids = [[one.completion.token_ids.tolist() for one in result] for result in (first, again)]
         assert ids[0] == ids[1]
         assert ids[0][0] != ids[0][1]
         other = answers(model, twice, params=params(seed=None))
@@ -122,8 +122,8 @@ class TestAnswer:
         broken = models.random(model.spec)
         broken.head.data[:] = float("nan")
         judge = Recorder()
-        found = answers(broken, ROWS[:1], judge)
-        assert found[0].verdict == Verdict(0.0, 0.0, "the model gave NaN or infinite logits")
+        result = answers(broken, ROWS[:1], judge)
+        assert result[0].verdict == Verdict(0.0, 0.0, "the model gave NaN or infinite logits")
         assert judge.asked == []
 
 
@@ -155,7 +155,7 @@ class TestParts:
         file.write_text("\n".join(map(json.dumps, rows)))
         with ExitStack() as judges:
             parts, left_out = open_parts(asked(rows=str(file)), judges)
-            assert [part.source for part in parts] == ["a", "b", str(file)]
+            assert [part.source for part in parts] == ["a", "b", file.name]
             assert [one.prompt for one in parts[0].examples] == ["p0", "p2"]
             assert len(left_out) == 1
             assert left_out[0].startswith("row 1: no reward_model.ground_truth")
@@ -194,8 +194,8 @@ class TestAttending:
             ({"force": True}, "force"),
             ({"schedule": "nowhere.json"}, r"nowhere\.json"),
         ]
-        for settings, told in refused:
-            with pytest.raises(ValueError, match=told):
+        for settings, message in refused:
+            with pytest.raises(ValueError, match=message):
                 attending(model, asked(**settings))
 
 
@@ -206,23 +206,23 @@ class TestEvaluate:
             part_of(ROWS[:2], judges[0]),
             part_of(ROWS[2:], judges[1], source="b", length=None),
         ]
-        found = evaluate(
+        result = evaluate(
             engine_of(model), parts, PUZZLE_LANGUAGE, params(n=2), model="m", left_out=["row 8: no"]
         )
-        a, b = found.evaluation.cells
+        a, b = result.evaluation.cells
         assert (a.source, a.length, a.rows, a.samples) == ("a", 3, 2, 2)
         assert (b.source, b.length) == ("b", None)
         assert (a.mean.value, b.mean.value) == (0.5, 0.5)  # rows 5 and 9 are right
         assert [one.k for one in a.passes] == [1, 2]
         assert [len(judge.asked) for judge in judges] == [4, 4]
-        assert [[one.example.id for one in own] for own in found.answers] == [
+        assert [[one.example.id for one in own] for own in result.answers] == [
             ["row 0", "row 0", "row 5", "row 5"],
             ["row 9", "row 9", "row 2", "row 2"],
         ]
-        assert found.evaluation.attention == "dense"
-        assert found.evaluation.left_out == ("row 8: no",)
-        assert from_dict(Evaluation, json.loads(json.dumps(to_dict(found.evaluation)))) == (
-            found.evaluation
+        assert result.evaluation.attention == "dense"
+        assert result.evaluation.left_out == ("row 8: no",)
+        assert from_dict(Evaluation, json.loads(json.dumps(to_dict(result.evaluation)))) == (
+            result.evaluation
         )
 
     def test_skipped_rows_are_named_and_a_part_of_none_is_refused(
@@ -230,8 +230,8 @@ class TestEvaluate:
     ) -> None:
         long = example(1, CONTEXT)
         some, none = part_of([ROWS[0], long]), part_of([long], source="b", length=9)
-        found = evaluate(engine_of(model), [some], PUZZLE_LANGUAGE, params(), model="m")
-        (cell,) = found.evaluation.cells
+        result = evaluate(engine_of(model), [some], PUZZLE_LANGUAGE, params(), model="m")
+        (cell,) = result.evaluation.cells
         assert cell.rows == 1
         schedule = Schedule.fixed(64, dense_layers=())
         sparse = answers(model, ROWS[:1], schedule=schedule)
@@ -259,25 +259,27 @@ class TestCell:
     def test_by_hand(self) -> None:
         """Row means 1, 0.5 and 0.25: pass@1 wants whole rights, so the half ones do not count."""
         accs = {0: (1, 1), 1: (1, 0), 2: (0.5, 0)}
-        found = cell_of(
+        result = summarise(
             "s", 100, [answered(row, acc) for row, both in accs.items() for acc in both]
         )
-        assert (found.rows, found.samples) == (3, 2)
-        assert found.mean.value == pytest.approx(1.75 / 3)
-        assert [one.estimate.value for one in found.passes] == pytest.approx([1.5 / 3, 2 / 3])
+        assert (result.rows, result.samples) == (3, 2)
+        assert result.mean.value == pytest.approx(1.75 / 3)
+        assert [one.estimate.value for one in result.passes] == pytest.approx([1.5 / 3, 2 / 3])
 
     def test_what_else_it_counts(self) -> None:
         right = [answered(0, 1, 2, "right"), answered(2, 1, 4, "right")]
-        found = cell_of("s", None, [*right, answered(1, 0, 6), answered(3, 0, 4, "no")], ["row 9"])
-        assert (found.tokens, found.median) == (4, 4)
-        assert found.entropy == pytest.approx((1 + 15 + 6 + 6) / 16)
-        assert (found.right, found.cut_off, found.wrong) == (0.5, 0.25, 0.25)
-        late = cell_of("s", None, [answered(0, 1), answered(1, 0), answered(2, 0.5, 4, "no")])
+        result = summarise(
+            "s", None, [*right, answered(1, 0, 6), answered(3, 0, 4, "no")], ["row 9"]
+        )
+        assert (result.tokens, result.median) == (4, 4)
+        assert result.entropy == pytest.approx((1 + 15 + 6 + 6) / 16)
+        assert (result.right, result.cut_off, result.wrong) == (0.5, 0.25, 0.25)
+        late = summarise("s", None, [answered(0, 1), answered(1, 0), answered(2, 0.5, 4, "no")])
         assert (late.right, late.cut_off, late.wrong) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
-        counts = [(one.text, one.count) for one in found.reasons]
+        counts = [(one.text, one.count) for one in result.reasons]
         assert counts == [("right", 2), ("length", 1), ("no", 1)]
-        assert found.skipped == ("row 9",)
-        assert cell_of("s", None, [answered(0, 0, 0), answered(1, 0, 0)]).entropy is None
+        assert result.skipped == ("row 9",)
+        assert summarise("s", None, [answered(0, 0, 0), answered(1, 0, 0)]).entropy is None
 
 
 class TestLanguage:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -27,9 +28,9 @@ from support.training import (
     weights_of,
 )
 
-from sparrow import load
-from sparrow.dataflow.backend import RolloutBackend
-from sparrow.dataflow.episodes import Actor, episode_of, single_turn, trajectory_of
+from sparrow import load, models
+from sparrow.dataflow.backend import EngineBackend, RolloutBackend
+from sparrow.dataflow.episodes import Actor, build_trajectory, episode_of, single_turn
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.dataflow.local.messages import EpisodeFailed, RolloutRequest
 from sparrow.dataflow.local.run import Run, open_run
@@ -38,12 +39,14 @@ from sparrow.models import hf_views
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.episode import Trajectory
 from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import RIGHT, Example, Verdict, encode, wrong
-from sparrow.training.objectives.algorithms import algorithm_of
+from sparrow.training.objectives.algorithms import make_algorithm
 from sparrow.training.world import World
 
 SHORT = {"max_tokens": 8}
 ONE = {"steps": 1}
+TINY = {"layers": 1, "hidden": 32, "intermediate": 48, "heads": 4, "kv_heads": 2, "head_size": 8}
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +91,15 @@ def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
     run = open_run(config(model, tmp_path / "run", rollout=rollout), judge=noisy)
     request = from_dict(RolloutRequest, json.loads(json.dumps(to_dict(run.request()))))
     assert request == run.request()
-    played = pickle.loads(pickle.dumps(run.rollout.play(request)))
-    assert played == run.rollout.play(request)
+    played = pickle.loads(pickle.dumps(run.rollout.generate(request)))
+    assert played == run.rollout.generate(request)
     state = run.learner.learner.state()
     mismatch, gradient = {}, {}
     for name, corrections in chosen.items():
         own = config(model, tmp_path / "run", algorithm={"corrections": corrections})
-        algorithm = algorithm_of(own.algorithm, max_tokens=30)
+        algorithm = make_algorithm(own.algorithm, max_tokens=30)
         side = replace(run.learner, algorithm=algorithm)
-        batch = pickle.loads(pickle.dumps(side.read(played)))
+        batch = pickle.loads(pickle.dumps(side.score(played)))
         (stats,) = side.update(batch)
         assert not stats.skipped
         mismatch[name], gradient[name] = batch.mismatch, stats.gradient
@@ -118,7 +121,7 @@ def test_the_greedy_baseline_is_shaped_as_the_answers_are(model: Path, tmp_path:
     algorithm = {"name": "remax", "overlong": 8}
     chosen = config(model, tmp_path / "run", algorithm=algorithm, rollout=SHORT)
     with open_run(chosen, judge=right) as run:
-        groups = run.rollout.play(run.request()).groups
+        groups = run.rollout.generate(run.request()).groups
     assert {group.baseline for group in groups} <= {1 - tokens / 8 for tokens in range(1, 9)}
     for group, sample in zip(groups, run.learner.credit(groups)[::4], strict=True):
         tokens = int((group.trajectories[0].weight_version >= 0).sum())
@@ -172,7 +175,9 @@ def test_a_step_without_anything_to_learn_from_is_said_and_taken(
     assert [text.partition(":")[0] for text in watch.told] == ["step 0", "step 1"]
     assert not learnt(run, model)
     assert read_rollouts(tmp_path / "run", 0) == []
-    assert (run.step, run.ledger.position, run.rollout.backend.engine.version) == (2, 8, 2)
+    backend = run.rollout.backend
+    assert isinstance(backend, EngineBackend)
+    assert (run.step, run.ledger.position, backend.engine.version) == (2, 8, 2)
 
 
 def test_two_turns_with_a_tool_between(model: Path, tmp_path: Path) -> None:
@@ -208,7 +213,7 @@ def completion(prompt: Sequence[int], answer: Sequence[int], hidden: bool = Fals
 
 def test_trajectories_of_turns_by_hand() -> None:
     turns = [completion([1, 2], [3], True), completion([1, 2, 3, 9, 9], [4, 5], True)]
-    one = trajectory_of("row", turns, RIGHT, "text")
+    one = build_trajectory("row", turns, RIGHT, "text")
     assert one.ids.tolist() == [1, 2, 3, 9, 9, 4, 5]
     assert one.loss_mask.tolist() == [False, False, True, False, False, True, True]
     assert one.weight_version.tolist() == [-1, -1, 3, -1, -1, 3, 3]
@@ -217,14 +222,14 @@ def test_trajectories_of_turns_by_hand() -> None:
     assert one.hidden is not None
     assert one.hidden.shape == (3, 2)
     at_once = [turns[0], completion([1, 2, 3], [4])]
-    roles = [turn.role for turn in trajectory_of("row", at_once, RIGHT, "").turns]
+    roles = [turn.role for turn in build_trajectory("row", at_once, RIGHT, "").turns]
     assert roles == ["user", "assistant", "assistant"]
-    assert trajectory_of("row", at_once, RIGHT, "").hidden is None, "of one turn alone"
+    assert build_trajectory("row", at_once, RIGHT, "").hidden is None, "of one turn alone"
     with pytest.raises(ValueError, match="turn 1"):
-        trajectory_of("row", [turns[0], completion([1, 2, 4], [4])], RIGHT, "")
+        build_trajectory("row", [turns[0], completion([1, 2, 4], [4])], RIGHT, "")
     failed = turns[0].replace(finish_reason="error", error="out of pages")
     with pytest.raises(RuntimeError, match=r"row: .*pages"):
-        trajectory_of("row", [failed], RIGHT, "")
+        build_trajectory("row", [failed], RIGHT, "")
 
 
 class Echo:
@@ -383,9 +388,9 @@ def test_what_an_episode_must_give(model: Path, tmp_path: Path) -> None:
     ):
         run.rollout.episode = episode
         with pytest.raises(EpisodeFailed, match=rf"step 0\b.*assignments-.*{told}"):
-            run.rollout.play(run.request())
+            run.rollout.generate(run.request())
     run.rollout.episode, run.rollout.judge = single_turn, right
-    played = run.rollout.play(run.request())
+    played = run.rollout.generate(run.request())
     assert (played.rounds, len(played.watched)) == (4, 4), "refills watch no more than was asked"
     run.close()
 
@@ -394,11 +399,44 @@ def test_a_fault_of_another_rank_s_judge_is_told(model: Path, tmp_path: Path) ->
     class Two(World):
         """Beside another rank, whose last verdict failed."""
 
-        def collect(self, own: Any) -> list[Any]:
+        def all_gather(self, own: Any) -> list[Any]:
             other = (Counter(judged=1, errors=1), "it raised")
             return [own, other] if isinstance(own, tuple) else [own]
 
     with open_run(config(model, tmp_path / "run", rollout=SHORT), judge=noisy) as run:
         run.rollout.world = Two()
-        played = run.rollout.play(run.request())
+        played = run.rollout.generate(run.request())
     assert (played.fault, played.failed) == ("it raised", {"errors": 1})
+
+
+def test_kl_from_the_weights_of_the_start(model: Path, tmp_path: Path) -> None:
+    """0 before the first update, above it then; a resumed run measures from the same weights."""
+
+    def chosen(name: str, steps: int, **algorithm: Any) -> TrainConfig:
+        parts = {"rollout": SHORT, "algorithm": {"kl": 0.1, **algorithm}, "run": {"steps": steps}}
+        return config(model, tmp_path / name, **parts)
+
+    trained(chosen("whole", 3))
+    trained(chosen("cut", 2))
+    trained(chosen("cut", 3))
+    found = [line["actor/kl_reference"] for line in metrics(tmp_path / "whole")]
+    assert found[0] == 0
+    assert min(found[1:]) > 0
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    other = model_folder(tmp_path / "other", size=5.0)
+    trained(chosen("run", 1, reference=str(other)))
+    assert metrics(tmp_path / "run")[0]["actor/kl_reference"] > 0
+    shutil.rmtree(other)
+    model_folder(other, size=4.0)  # another model of the same name is another reference
+    with pytest.raises(ValueError, match="another configuration"):
+        open_run(chosen("run", 2, reference=str(other)))
+
+
+def test_a_reference_needs_the_same_vocabulary(model: Path, tmp_path: Path) -> None:
+    made = models.random("qwen3-0.6b", **TINY, vocabulary=61)
+    models.save(made, tmp_path / "other", tokenizer=model)
+    algorithm = {"kl": 0.1, "reference": str(tmp_path / "other")}
+    with pytest.raises(ValueError, match=r"algorithm\.reference"):
+        open_run(config(model, tmp_path / "run", algorithm=algorithm))
+    with pytest.raises(ValueError, match="reference"):
+        config(model, tmp_path / "run", algorithm={"reference": "tiny"})

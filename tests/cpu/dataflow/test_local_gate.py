@@ -10,7 +10,7 @@ from support import cli
 from support.training import SPARSE, config, lines, metrics, model_folder, trained
 
 from sparrow.schema.loading import save_resolved
-from sparrow.training.learner import Learner, Read
+from sparrow.training.learner import Learner, SampleScores
 
 ROLLOUT = {"attention": SPARSE, "max_tokens": 60, "samples": 3}
 DENSE = {**ROLLOUT, "attention": {}}
@@ -26,17 +26,17 @@ def straying(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drop(monkeypatch: pytest.MonkeyPatch, to: float, when: Callable[[int], bool]) -> None:
     """Exact acceptance of every twelfth token falls at some readings of the learner."""
-    inner = Learner.read
+    inner = Learner.score
     calls = iter(range(1000))
 
-    def read(self: Learner, *given: Any, **settings: Any) -> list[Read]:
+    def score(self: Learner, *given: Any, **settings: Any) -> list[SampleScores]:
         found, dropped = inner(self, *given, **settings), when(next(calls))
         return [_with_tail(one, to) if dropped and one.alpha is not None else one for one in found]
 
-    monkeypatch.setattr(Learner, "read", read)
+    monkeypatch.setattr(Learner, "score", score)
 
 
-def _with_tail(one: Read, to: float) -> Read:
+def _with_tail(one: SampleScores, to: float) -> SampleScores:
     assert one.alpha is not None
     places = np.arange(len(one.alpha)) % 12 == 5
     return one._replace(alpha=np.where(places, np.float32(to), one.alpha))
@@ -93,13 +93,13 @@ def test_the_command_ends_with_3_and_goes_on_when_the_gate_is_told_otherwise(
     assert ended.code == 3, ended.said
     told = ended.said
     assert "the gate stopped the run: p05 of acceptance at lengths" in told
-    assert "after 1 steps; the checkpoint is there" in told
+    assert "after 1 steps" in told
     (action, *_) = lines(tmp_path / "run" / "actions.jsonl")
     assert (action["step"], action["kind"]) == (0, "stop")
     assert "gate.mode" in cli.refused("train", file), "not under the same gate"
     again = cli.run("train", file, "--gate.mode=warn")
     assert again.code == 0, again.said
     told = again.said
-    assert "goes on after 1 steps, with changes: gate.mode act -> warn" in told
+    assert "gate.mode act -> warn" in told
     assert [line["step"] for line in metrics(tmp_path / "run")] == [0, 1]
     assert (tmp_path / "run" / "model" / "config.json").exists()

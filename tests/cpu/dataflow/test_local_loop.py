@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.training import (
     SPARSE,
+    Hears,
     config,
     lines,
     metrics,
@@ -21,6 +22,7 @@ from support.training import (
 )
 
 from sparrow import load
+from sparrow.dataflow.backend import EngineBackend
 from sparrow.dataflow.checkpoints import read_state
 from sparrow.dataflow.local.loop import replay
 from sparrow.dataflow.run_files import read_rollouts, write_rollouts
@@ -28,6 +30,7 @@ from sparrow.models import hf_views
 from sparrow.models.attention import Packed
 from sparrow.schema.loading import read_resolved, save_resolved
 from sparrow.schema.train import TrainConfig
+from sparrow.tasks.base import Example, Verdict
 
 GOLDEN = Path(__file__).with_name("golden_run.json")
 
@@ -70,7 +73,9 @@ def test_rate_0_keeps_the_mismatch_flat(model: Path, tmp_path: Path) -> None:
     before = hf_views(load(model, dtype="float32", device="cpu"))
     for name, weight in weights_of(run).items():
         assert torch.equal(weight, before[name]), name
-    for name, weight in hf_views(run.rollout.backend.engine.model).items():
+    backend = run.rollout.backend
+    assert isinstance(backend, EngineBackend)
+    for name, weight in hf_views(backend.engine.model).items():
         assert torch.equal(weight, before[name]), name
     found = metrics(tmp_path / "run")
     for name, near in (("mismatch/accept_estimate", 0.006), ("sparse/accept_p05", 0.02)):
@@ -79,6 +84,24 @@ def test_rate_0_keeps_the_mismatch_flat(model: Path, tmp_path: Path) -> None:
         assert abs(np.polyfit(np.arange(4), values, 1)[0]) < near / 4, (name, values)
     assert {step["critic/score/mean"] for step in found} != {found[0]["critic/score/mean"]}
     assert [step["actor/lr"] for step in found] == [0.0] * 4
+
+
+async def equal_rewards(example: Example, text: str) -> Verdict:
+    return Verdict(score=1.0, acc=1.0, reason="always right")
+
+
+def test_steps_of_equal_rewards_move_no_weight(model: Path, tmp_path: Path) -> None:
+    """Two steps with noisy rewards fill Adam's moments; two more have nothing to learn from."""
+    parts = {"rollout": {"max_tokens": 16}, "run": {"steps": 2}}
+    before = weights_of(trained(config(model, tmp_path / "run", **parts)))
+    longer = config(model, tmp_path / "run", **parts | {"run": {"steps": 4}})
+    watch = Hears()
+    after = weights_of(trained(longer, judge=equal_rewards, watch=watch))
+    for name, weight in before.items():
+        assert torch.equal(after[name], weight), name
+    found = [line["actor/no_signal_updates"] for line in metrics(tmp_path / "run")]
+    assert found == [0, 0, 1, 1]
+    assert sum("no optimiser step" in text for text in watch.told) == 2
 
 
 def test_sleep_changes_nothing(model: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from sparrow.dataflow.stopping import Stopped, Stopping
 def test_the_first_is_a_wish_and_the_second_an_order(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with Stopping() as stopping:
-        assert not stopping.wanted
+        assert not stopping.requested
         os.kill(os.getpid(), number)
-        assert stopping.wanted
+        assert stopping.requested
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
@@ -26,7 +26,7 @@ def test_a_run_under_nohup_outlives_its_terminal() -> None:
     try:
         with Stopping() as stopping:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not stopping.wanted
+            assert not stopping.requested
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -57,6 +57,6 @@ def test_work_that_is_done_counts_and_its_faults_are_its_own() -> None:
 
     with Stopping() as stopping:
         assert asyncio.run(stopping.unless(quick())) == 7, "nothing is thrown away"
-        assert stopping.wanted
+        assert stopping.requested
     with pytest.raises(KeyError, match="own"):
         asyncio.run(Stopping().unless(broken()))

@@ -13,7 +13,7 @@ from rich.console import Console
 from sparrow.calibration.planning.hardware import Hardware
 from sparrow.cli.train import preview_sections, show_preview
 from sparrow.dataflow import preview as module
-from sparrow.dataflow.preview import UTILISATION, Preview, machine_of, model_of, preview
+from sparrow.dataflow.preview import UTILISATION, Preview, find_machine, find_spec, preview
 from sparrow.models.spec import shape
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.loading import load_config, shipped_configs
@@ -56,6 +56,20 @@ def said(found: Preview) -> str:
     return shown.getvalue()
 
 
+def test_a_reference_model_is_counted() -> None:
+    """In 16 bits, as the policy computes: two bytes a weight that stay, and one more pass."""
+    without, with_kl = preview(config()), preview(config(algorithm={"kl": 0.1}))
+    assert with_kl.trainer.reference == 2 * with_kl.parameters
+    assert with_kl.trainer.resident - without.trainer.resident == 2 * with_kl.parameters
+    assert with_kl.trainer.total - without.trainer.total == 2 * with_kl.parameters
+    assert "reference model" in said(with_kl)
+    assert "reference model" not in said(without)
+    other = preview(config(algorithm={"kl": 0.1, "reference": "Qwen/Qwen3-0.6B"}))
+    assert other.trainer.reference == 2 * shape("qwen3-0.6b").parameters()
+    for before, after in zip(without.cases, with_kl.cases, strict=True):
+        assert after.seconds["log-probs"] == pytest.approx(2 * before.seconds["log-probs"])
+
+
 # Recipes.
 
 
@@ -74,7 +88,7 @@ def test_the_recipe_of_qwen_is_planned_for_the_machine_that_it_names() -> None:
     assert (found.machine.name, found.machine.here) == ("h200", False)
     assert "published shape qwen3-1.7b" in found.words["model"]
     assert found.parameters == shape("qwen3-1.7b").parameters()
-    assert any("no GPU here" in note for note in found.notes)
+    assert any("no GPU" in note for note in found.notes)
     assert any("polaris-53k.parquet is not here" in note for note in found.notes)
     assert found.trainer.total < 100 * GIB  # a micro-batch of 32K tokens
     for case in found.cases:
@@ -131,7 +145,7 @@ def test_memory_by_hand() -> None:
     awake = preview(config(rollout={"sleep": False, "kv_gib": 2.0}))
     assert awake.update_bytes == awake.trainer.total + awake.engine.total == awake.rollout_bytes
     unsaid = preview(config(rollout={"sleep": False}))
-    assert any("kv_gib is not given" in note for note in unsaid.notes)
+    assert any("kv_gib" in note for note in unsaid.notes)
     # Nine tenths of what the trainer and its own weights leave, less logits, prompts and graphs.
     left = preview(config(rollout={"max_tokens": 32000, "prompts": 32, "samples": 8}))
     free = Hardware.load("h200").memory - 14 * spec.parameters()
@@ -157,13 +171,22 @@ def test_step_time_by_hand() -> None:
 def test_budgets_by_length() -> None:
     found = preview(config(rollout={"attention": {"schedule": "qwen3-1.7b-0.86"}}))
     schedule = preset("qwen3-1.7b-0.86")
-    assert [each.length for each in found.kept] == [1365, 2731, 4096, 5461, 6827, 8192]
+    assert [each.length for each in found.kept] == [1525, 2859, 4192, 5525, 6859, 8192]
     assert [each.budget for each in found.kept] == [
         schedule.budget(each.length) for each in found.kept
     ]
     last = found.kept[-1]  # 2 of 28 layers keep all 8192, the others 2048
     assert (last.budget, last.kept) == (2048, (2 * 8192 + 26 * 2048) / 28)
     assert schedule.describe() in found.words["rollout"]
+
+
+def test_budgets_are_shown_at_lengths_that_occur() -> None:
+    """However many positions the model has: behind a prompt, and not beyond the longest answer."""
+    rollout = {"max_prompt": None, "attention": {"schedule": "qwen3-1.7b-0.86"}}
+    found = preview(config(rollout={**rollout, "max_tokens": 600}))
+    lengths = [each.length for each in found.kept]
+    assert lengths == [300, 400, 500, 600, 700, 800]
+    assert (found.prompt, found.longest > 800) == (200, True)
 
 
 # The model and the machine.
@@ -175,10 +198,10 @@ def test_a_model_is_found_without_its_weights(
     """A folder, a revision of the hub that was downloaded before, a published shape."""
     import huggingface_hub
 
-    spec, source = model_of("tiny")
+    spec, source = find_spec("tiny")
     (tmp_path / "config.json").write_text(Path(source).read_text())
-    assert model_of(str(tmp_path)) == (spec, str((tmp_path / "config.json").resolve()))
-    assert model_of("smollm2-135m")[0] == shape("smollm2-135m")
+    assert find_spec(str(tmp_path)) == (spec, str((tmp_path / "config.json").resolve()))
+    assert find_spec("smollm2-135m")[0] == shape("smollm2-135m")
     cached = {("Qwen/Qwen3-1.7B", "abc"): source}
 
     def look(name: str, file: str, revision: str | None = None) -> str | None:
@@ -186,38 +209,38 @@ def test_a_model_is_found_without_its_weights(
 
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", look)
     monkeypatch.setattr(module, "_downloaded", DOWNLOADED)
-    assert model_of("Qwen/Qwen3-1.7B@abc")[0] == spec
-    assert model_of("Qwen/Qwen3-1.7B@v1")[0] == shape("qwen3-1.7b")
+    assert find_spec("Qwen/Qwen3-1.7B@abc")[0] == spec
+    assert find_spec("Qwen/Qwen3-1.7B@v1")[0] == shape("qwen3-1.7b")
 
 
 def test_models_that_are_refused(tmp_path: Path) -> None:
     for name in ("nobody/model-7b", "qwen3-1.7b", "no-such", "a/b/qwen3-1.7b"):
         with pytest.raises(ValueError, match=f"'{name}'"):
-            model_of(name)
-    copy = shutil.copytree(Path(model_of("tiny")[1]).parent, tmp_path / "copy")
+            find_spec(name)
+    copy = shutil.copytree(Path(find_spec("tiny")[1]).parent, tmp_path / "copy")
     (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
     with pytest.raises(ValueError, match=r"config\.json .*SHA256SUMS"):
-        model_of(str(copy))
+        find_spec(str(copy))
     for text in ("{", "[]"):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=r"config\.json"):
-            model_of(str(tmp_path))
+            find_spec(str(tmp_path))
 
 
 def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU auto is this CPU; a GPU is found by its name."""
-    assert machine_of("auto") == machine_of("cpu")
-    assert machine_of("cuda:1").hardware == "h200"
+    assert find_machine("auto") == find_machine("cpu")
+    assert find_machine("cuda:1").hardware == "h200"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (7 * GIB, 8 * GIB))
     for name, hardware in {"NVIDIA H200": "h200", "NVIDIA L4": None}.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index, name=name: name)
-        found = machine_of("auto")
+        found = find_machine("auto")
         assert (found.name, found.memory, found.hardware) == (name, 7 * GIB, hardware)
         assert found.here
     with pytest.raises(ValueError, match="cuda:3"):
-        machine_of("cuda:3")
+        find_machine("cuda:3")
 
 
 # What does not go.

@@ -25,12 +25,12 @@ def test_damaged_token_ids(model: Decoder, tmp_path: Path) -> None:
     assert len(prompts.of_ids(model, file).prompts) == 3
     for seed in range(100):
         file.write_bytes(damaged(whole, seed))
-        told = str(file)
+        message = str(file)
         try:
             prompts.of_ids(model, file)
         except ValueError as error:
-            told = str(error)
-        assert str(file) in told
+            message = str(error)
+        assert str(file) in message
 
 
 def test_a_start_or_an_id_outside_names_its_line(model: Decoder, tmp_path: Path) -> None:

@@ -326,5 +326,5 @@ def test_folders_that_are_links_or_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"{name}.*link"):
             open_files(folder)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"run\.dir"):
+    with pytest.raises(ValueError, match=r"run\.out"):
         open_files(tmp_path / "file")

@@ -11,6 +11,8 @@ from support.training import config, lines, trained, weights_of
 from sparrow import api
 from sparrow.dataflow.evaluation import load_policy
 from sparrow.models import hf_views
+from sparrow.schema.evaluation import EvalConfig
+from sparrow.schema.loading import load_config
 from sparrow.schema.train import TrainConfig, code_settings
 from sparrow.tasks import PUZZLES
 
@@ -78,3 +80,20 @@ def test_a_checkpoint_of_a_run_that_has_not_ended(model: Path, tmp_path: Path) -
             api.evaluate(str(folder), checkpoint=checkpoint, device="cpu", **asked)
     with pytest.raises(ValueError, match="no checkpoint"):
         load_policy(tmp_path, "latest", **place)
+
+
+def test_options_of_the_command_line() -> None:
+    def evaluated(*words: str) -> EvalConfig:
+        return load_config(EvalConfig, [], ["runs/train/tiny", *words])
+
+    assert evaluated("--checkpoint", "20").checkpoint == 20
+    assert evaluated("--checkpoint", "latest").checkpoint == "latest"
+    for wrong in ("newest", "-1"):
+        with pytest.raises(ValueError, match="checkpoint"):
+            evaluated(f"--checkpoint={wrong}")
+    assert evaluated("--rows=a.csv", "--columns.prompt=question").columns.prompt == "question"
+    base = ["--model.name=tiny", "--rows=a.csv", "--validation.sets.mine=b.csv"]
+    mapped = load_config(TrainConfig, [], [*base, "--data.columns.prompt=question"])
+    assert mapped.data.columns.prompt == "question"
+    assert mapped.validation.sets == {"mine": "b.csv"}
+    assert mapped == load_config(TrainConfig, [], [*base, '--columns={prompt = "question"}'])

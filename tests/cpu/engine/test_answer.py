@@ -1,6 +1,7 @@
 """Queries through the engine: few at a time, none left behind."""
 
 from collections import defaultdict
+from collections.abc import Generator
 
 import pytest
 
@@ -33,9 +34,10 @@ def test_outputs_are_those_of_their_query_few_at_a_time_and_leave_nothing(engine
         for sample, alone in enumerate(engine.generate([each.ids], each.params)):
             assert drawn.pop((number, sample)) == alone.token_ids.tolist()
     assert not drawn
-    found = outputs(engine, QUERIES)
-    next(found)
-    found.close()
+    stream = outputs(engine, QUERIES)
+    assert isinstance(stream, Generator)
+    next(stream)
+    stream.close()
     list(engine.stream())
     assert engine.idle
     assert not engine.loop.requests

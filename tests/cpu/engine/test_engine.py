@@ -22,9 +22,11 @@ from support.engines import (
     tokens_of,
 )
 
-from sparrow import ops
-from sparrow.schema.sampling import OutputOptions
+from sparrow import models, ops
+from sparrow.engine import Engine
+from sparrow.schema.sampling import OutputOptions, SamplingParams
 from sparrow.schema.schedule import LayerBudgets, Schedule
+from sparrow.sparse.rule import Rule
 
 LONG = prompt(300, 9)
 SHORT = [1, 2, 3]
@@ -191,7 +193,8 @@ def test_statistics_are_of_the_recorded_hidden_states(engine, model, schedule) -
 def test_kept_shares_are_what_the_selection_keeps(engine) -> None:
     """Two bins and a layer of its own; layers 0 and 1 are dense."""
     own = LayerBudgets(layer=2, budgets=np.array([64, 96]))
-    schedule = Schedule(name="bins", lengths=[0, 115], budgets=[48, 80], layers=(own,))
+    bins = {"lengths": [0, 115], "budgets": [48, 80], "layers": (own,)}
+    schedule = Schedule(name="bins", dense_layers=(0, 1), **bins)
     (completion,) = engine.generate([prompt(100)], params(max_tokens=40), schedule=schedule)
     expected = [1.0]
     for length in range(101, 140):
@@ -201,3 +204,72 @@ def test_kept_shares_are_what_the_selection_keeps(engine) -> None:
         kept = (int(lists.counts) - 1) * 16 + (length - 1) % 16 + 1
         expected.append((2 * length + kept) / (3 * length))
     np.testing.assert_allclose(completion.kept, expected, rtol=1e-6)
+
+
+# Rules that come with schedules.
+
+
+def test_a_default_engine_runs_under_the_rule_of_a_schedule(model) -> None:
+    """The same bits as under `Rule.of(schedule)`, one after another, and dense in between."""
+    engine = engine_of(model)
+    for schedule in (
+        Schedule.fixed(64, dense_layers=(2,)),
+        Schedule.fixed(64, first=0, last=4, name="window"),
+        Schedule.fixed(48, flow="quest"),  # which stores other page summaries
+        SPARSE,
+    ):
+        flow = engine_of(model)._rule_for(schedule).flow
+        own = engine_of(model, rule=Rule.of(schedule, flow))
+        expected = own.generate([LONG], params(), schedule=schedule)
+        assert_same_bits(engine.generate([LONG], params(), schedule=schedule)[0], expected[0])
+        assert_same_bits(engine.generate([LONG], params())[0], alone(model, LONG, params()))
+
+
+def test_a_rule_does_not_change_under_running_requests(model) -> None:
+    engine = engine_of(model)
+    first = engine.add(LONG, params(), schedule=SPARSE)
+    other = engine.add(LONG, params(), schedule=Schedule.fixed(96))  # of the same rule
+    before = steps(engine, 4)
+    for schedule in (Schedule.fixed(64, dense_layers=(0,)), Schedule.fixed(64, flow="quest")):
+        with pytest.raises(ValueError, match=rf"\[{first}, {other}\]"):
+            engine.add(LONG, params(), schedule=schedule)
+    done = run(engine, outputs=before)
+    assert_same_bits(done[first, 0], alone(model, LONG, params(), schedule=SPARSE))
+
+    dense = engine.add(LONG, params())  # a dense one waits for no rule, but for its page summaries
+    with pytest.raises(ValueError, match="quest"):
+        engine.add(LONG, params(), schedule=Schedule.fixed(64, flow="quest"))
+    sparse = engine.add(LONG, params(), schedule=Schedule.fixed(64, dense_layers=(0,)))
+    done = run(engine)
+    assert_same_bits(done[dense, 0], alone(model, LONG, params()))
+    assert "dense layers: 0" in done[sparse, 0].attention
+    with pytest.raises(ValueError, match=r"Rule\.of"):  # a rule that was given stays
+        engine_of(model, rule=Rule()).add(LONG, params(), schedule=Schedule.fixed(48, last=1))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_fixed_budget_is_sparse_in_every_layer_of_small_models_too(layers: int) -> None:
+    model, schedule = tiny(layers=layers), Schedule.fixed(64)
+    (done,) = engine_of(model).generate([LONG], params(), schedule=schedule)
+    assert done.kept[1:].max() <= 64 / len(LONG)
+
+
+# Text.
+
+
+def test_text_in_text_out(model) -> None:
+    tiny_model = models.load("tiny", device="cpu")
+    engine = Engine(tiny_model, max_context=512)
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    text = "countdown 3 5 7 reach 22 <think>"
+    ids = models.load_tokenizer("tiny").encode(text)
+    for prompts in (text, [text], [text, text]):
+        completions = engine.generate(prompts, greedy)
+        assert len(completions) == (2 if len(prompts) == 2 else 1)
+        for completion in completions:
+            assert completion.prompt_ids.tolist() == ids
+            assert completion.text
+    assert engine.generate([ids], greedy)[0].text is None
+    for prompts in ("abc", ["abc"]):  # no tokenizer: a model of random weights
+        with pytest.raises(TypeError, match="tokenizer"):
+            engine_of(model).generate(prompts, greedy)

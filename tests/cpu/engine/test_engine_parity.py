@@ -135,7 +135,7 @@ def test_a_group_equals_separate_requests(model, flow, monkeypatch) -> None:
     engine = engine_of(model, rule=rule, max_running=3)
     group = engine.generate([LONGEST], own, schedule=schedule)
     assert len({tuple(each.token_ids.tolist()) for each in group}) == 3
-    assert flow is None or engine.runner.cache.state(*flow.state, 2).any()
+    assert flow is None or engine.runner.cache.state(next(iter(flow.state)), 2).any()
     for number, seed in enumerate(sample_seeds(own)):
         with monkeypatch.context() as patch:
             patch.setattr("sparrow.engine.requests.sample_seeds", lambda _, seed=seed: [seed])

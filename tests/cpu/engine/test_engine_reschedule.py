@@ -17,6 +17,7 @@ from support.engines import (
 
 from sparrow.engine import Engine
 from sparrow.schema.schedule import DENSE, Schedule
+from sparrow.sparse.rule import Rule
 
 LONG = 100
 WIDE = Schedule.fixed(80)
@@ -153,12 +154,12 @@ def test_a_restart_or_an_abort_tells_what_ran(model) -> None:
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(model) -> None:
-    engine = engine_of(model)
+    engine = engine_of(model, rule=Rule())
     number = engine.add(prompt(LONG), params(), schedule=SPARSE)
     before = steps(engine, 4)
     for new, field in (
         (Schedule.fixed(96, page=32), "page"),
-        (Schedule.fixed(48, dense_layers=()), "dense_layers"),
+        (Schedule.fixed(48, dense_layers=(0,)), "dense_layers"),
         (Schedule.fixed(48, family="llama"), "family"),
         ("wide", "Schedule"),
     ):

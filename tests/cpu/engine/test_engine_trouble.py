@@ -36,7 +36,8 @@ FEW = params(max_tokens=6)
 # Refusals.
 
 
-def test_impossible_requests_are_refused_by_name(engine) -> None:
+def test_impossible_requests_are_refused_by_name(model) -> None:
+    engine = engine_of(model, rule=Rule())
     training = {"options": OutputOptions(training=True)}
     beyond = LayerBudgets(layer=7, budgets=np.array([64]))
     cases: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from support.flows import LAYER, LIBRARY, ODD, Bed, make_bed, mean_flow, same_fields
 from support.kernels import DEVICE, check_choice, fill_fields, select
 
-from sparrow.sparse.compile.launch import Compiled, Launch, cache_dir
+from sparrow.sparse.compile.launch import Compiled, ScoreLaunch, cache_dir
 from sparrow.sparse.flows import D, Flow, FlowError, P, as_keys, int4, library
 from sparrow.sparse.flows.flow import trace
 
@@ -87,7 +87,7 @@ def test_many_blocks_and_chunks(monkeypatch) -> None:
     """Rows longer than a program's pages, and passes of several chunks."""
     monkeypatch.setattr("sparrow.sparse.compile.kernels.CHUNK", 16)
     bed = bed_of(library.softmax_sum, [16 * 20 + 5, 16 * 17])
-    kernels = Compiled(bed.program, bed.q_BHD.dtype, Launch(16, 2, 1, 2))
+    kernels = Compiled(bed.program, bed.q_BHD.dtype, ScoreLaunch(16, 2, 1, 2))
     fill_fields(bed, kernels)
     check_choice(bed, kernels, torch.tensor([128, 160], device=DEVICE))
 

@@ -70,8 +70,10 @@ def test_gradients_of_sparse_attention(flow: Flow) -> None:
     options = {"page": 2, "first": 0, "last": 1, "mass": rule.mass, "scale": SCALE}
     options["scorer"] = rule.scorer(2, 2)
 
-    def attend(budget: int, *tensors: torch.Tensor) -> torch.Tensor:
-        return ops.attend_sparse(*tensors, bounds, dense, torch.full((17,), budget), **options)
+    def attend(budget: int, *qkv: torch.Tensor) -> torch.Tensor:
+        return ops.attend_sparse(
+            qkv[0], qkv[1], qkv[2], bounds, dense, torch.full((17,), budget), **options
+        )
 
     for budget in (0, 8):
         assert torch.autograd.gradcheck(partial(attend, budget), tensors, fast_mode=True)

@@ -96,7 +96,7 @@ def test_what_keeps_the_contracts_is_taken() -> None:
 
 
 def test_an_op_is_its_definition_with_a_name_and_a_contract() -> None:
-    assert ops.sample.__name__ == "sample"
+    assert ops.sample.name == "sample"
     assert "Draw one token per row" in (ops.sample.__doc__ or "")
     leaf = torch.zeros(1, 4, requires_grad=True)
     assert not ops.acceptance(leaf, leaf, HEAD).requires_grad

@@ -35,11 +35,11 @@ def empty_pools(
 
 def fused_tokens(
     tokens: int, dtype: torch.dtype, *, heads: int = 2, size: int = 32
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Keys and values as parts of one projection."""
     generator = torch.Generator().manual_seed(tokens)
     fused = torch.randn(tokens, 3, heads, size, generator=generator).to(dtype)
-    return [fused[:, 1], fused[:, 2]]
+    return fused[:, 1], fused[:, 2]
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
@@ -63,12 +63,12 @@ def test_landmarks_are_means_of_finished_pages_at_once_or_step_by_step(dtype, pa
     k, v = fused_tokens(3 * page, dtype)
     slots = torch.tensor([5, 2, 8])[:, None] * page + torch.arange(page)
     slots[2, -1] = -1  # the last page stays unfinished
-    pages.write_pages(*whole[:2], k, v, slots.flatten())
+    pages.write_pages(whole[0], whole[1], k, v, slots.flatten())
     pages.summarise_pages(whole[0], whole[2], slots.flatten())
     for step in range(page):
         now = torch.tensor([step, page + step, 2 * page + step, 0])
         padded = torch.cat([slots[:, step], slots.new_tensor([-1])]).int()
-        pages.write_pages(*grown[:2], k[now], v[now], padded)
+        pages.write_pages(grown[0], grown[1], k[now], v[now], padded)
         pages.summarise_pages(grown[0], grown[2], padded)
     assert all(same_bits(*pair) for pair in zip(whole, grown, strict=True))
     expected = k.unflatten(0, (3, page))[:2].float().mean(1).to(dtype)
@@ -100,7 +100,7 @@ def test_many_tokens_are_shared_by_threads() -> None:
     slots = torch.randperm(4800, generator=torch.Generator().manual_seed(0))[:4501]
     pages.write_pages(k_pool, v_pool, k, v, slots)
     pages.summarise_pages(k_pool, landmark, slots)
-    definition.write_pages.definition(*theirs[:2], k, v, slots)
+    definition.write_pages.definition(theirs[0], theirs[1], k, v, slots)
     assert same_bits(k_pool, theirs[0])
     assert same_bits(v_pool, theirs[1])
     finished = slots[slots % 16 == 15] // 16
@@ -176,7 +176,7 @@ def test_lists_are_those_of_the_definition() -> None:
 def test_what_is_left_to_the_definition() -> None:
     k, v, landmark = empty_pools(torch.float32)
     tokens, slots = fused_tokens(2, torch.float32), torch.tensor([1, 2])
-    halves = [token.bfloat16() for token in tokens]
+    halves = (tokens[0].bfloat16(), tokens[1].bfloat16())
     assert pages.supports("write_pages", k, v, *tokens, slots)
     assert not pages.supports("write_pages", k, v, *halves, slots)
     assert not pages.supports("write_pages", k.double(), v.double(), k[0], v[0], slots)

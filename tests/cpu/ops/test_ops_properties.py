@@ -339,7 +339,7 @@ def test_bounds_are_what_lists_of_any_width_and_order_tell(
         exact = {token: (p, p) for token, p in named[-1].items()}
         allowed += [exact.get(token, (0, cap)) for token in range(vocabulary)]
     lists[2] = lists[2].int()
-    lower, upper = acceptance_bounds(*lists, vocabulary)
+    lower, upper = acceptance_bounds(lists[0], lists[1], lists[2], lists[3], vocabulary)
     common = [min(named[0][token], named[1][token]) for token in {*named[0]} & {*named[1]}]
     assert float(lower) == pytest.approx(sum(common), abs=1e-9)
     # Of p, q and what they share, in this order: as much as possible is shared.

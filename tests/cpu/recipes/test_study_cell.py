@@ -7,7 +7,7 @@ import pytest
 
 from sparrow.schema.gate import Reading
 from sparrow.schema.loading import load_config
-from sparrow_recipes.study.cell import bins_of, run_cell
+from sparrow_recipes.study.cell import run_cell, tail_bins
 from sparrow_recipes.study.config import StudyConfig
 from sparrow_recipes.study.design import END, Study
 
@@ -47,7 +47,7 @@ def test_p05_of_a_bin_by_hand() -> None:
     """0.00 to 1.00 in hundredths: p05 is 0.05; unsure are the first 21: 0.00 to 0.20, 0.01."""
     alpha = [i / 100 for i in range(101)]
     entropy = [0.2] * 21 + [0.1] * 80  # 0.1 is not above 0.1
-    (found,) = bins_of((reading("a", 100, alpha, entropy),), 128 * 2)
+    (found,) = tail_bins((reading("a", 100, alpha, entropy),), 128 * 2)
     assert (found.start, found.stop) == (0, 256)
     assert (found.tokens, found.prompts, found.uncertain) == (101, 1, 21)
     assert (found.p05, found.p05_uncertain) == (pytest.approx(0.05), pytest.approx(0.01))
@@ -57,7 +57,7 @@ def test_p05_of_a_bin_by_hand() -> None:
 def test_tokens_go_where_their_lengths_are_and_prompts_are_counted_once() -> None:
     """150 tokens at 50 to 199 in bins of 100: 50 below 100 of each of four readings."""
     readings = tuple(reading(name, 50, [1.0] * 50 + [0.5] * 100) for name in "aabc")
-    low, high = bins_of(readings, 100)
+    low, high = tail_bins(readings, 100)
     assert (low.start, low.stop, low.tokens, low.prompts, low.p05) == (0, 100, 200, 3, 1.0)
     assert (high.start, high.tokens, high.prompts, high.p05) == (100, 400, 3, 0.5)
 
@@ -65,6 +65,6 @@ def test_tokens_go_where_their_lengths_are_and_prompts_are_counted_once() -> Non
 def test_bins_that_are_not_told() -> None:
     """100 tokens are enough, 99 are not; an empty bin between others is none."""
     readings = (reading("a", 0, [1.0] * 99), reading("b", 200, [0.9] * 100, 0.0))
-    (found,) = bins_of(readings, 100)
+    (found,) = tail_bins(readings, 100)
     assert (found.start, found.tokens, found.uncertain, found.p05_uncertain) == (200, 100, 0, None)
-    assert bins_of((), 100) == bins_of((reading("a", 0, []),), 100) == []
+    assert tail_bins((), 100) == tail_bins((reading("a", 0, []),), 100) == []

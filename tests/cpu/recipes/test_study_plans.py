@@ -78,7 +78,7 @@ def test_planned_arms_and_a_fixed_budget_that_reads_as_much(
     made.plans.mkdir(parents=True)
     Schedule.fixed(96, name="mine", dense_layers=()).save(made.plans / "low.json")
     chosen = {"low": stepped(64, 128), "high": stepped(64, 512)}
-    monkeypatch.setattr(plans, "surface_of", lambda *_: measured())
+    monkeypatch.setattr(plans, "open_surface", lambda *_: measured())
     monkeypatch.setattr(plans, "planned_schedule", lambda _, __, arm: chosen[arm.name])
     make_plans(made)
     low, high, fixed = (
@@ -100,4 +100,4 @@ def test_a_surface_of_other_weights_is_refused(
     with pytest.raises(ValueError, match="ab12"):
         make_plans(made)
     monkeypatch.setattr(plans, "fingerprint", lambda _: "ab12")
-    assert plans.surface_of(made, None, None).fingerprint == "ab12"
+    assert plans.open_surface(made, None, None).fingerprint == "ab12"

@@ -36,7 +36,7 @@ class Watched:
 
     def run(self, *jobs: Job) -> bool:
         told = self.events.append
-        return run_jobs(jobs, self.parallel, stop=self.stop, event=told, look=self.look)
+        return run_jobs(jobs, self.parallel, stop=self.stop, event=told, show=self.look)
 
 
 def test_one_at_a_time_in_their_order_and_what_is_done_not_again(place: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import study_folders as folders
 from support.pretending import pretend
 from support.studies import DENSE, SPARSE, study
 
@@ -14,14 +15,13 @@ from sparrow_recipes.study.running import JobFailed
 from sparrow_recipes.study.stages import (
     NoRate,
     conduct,
-    jobs_of,
-    not_learnt,
+    failed_baseline,
+    list_jobs,
     open_study,
     rate_of,
-    refuse_greedy,
+    require_memory_limit,
     state_of,
 )
-from tests.support import study_folders as folders
 
 
 def cell(made: Study, name: str, *found: float | None, status: str | None = "done") -> Path:
@@ -35,7 +35,7 @@ def cell(made: Study, name: str, *found: float | None, status: str | None = "don
 def conducted(made: Study, events: list[str] | None = None) -> bool:
     event = ([] if events is None else events).append
     return conduct(
-        made, "sparrow study s.toml", stop=lambda: False, event=event, look=lambda _: None
+        made, "sparrow study s.toml", stop=lambda: False, event=event, show=lambda _: None
     )
 
 
@@ -67,19 +67,19 @@ def test_the_baseline_is_judged_when_all_its_seeds_have_ended(tmp_path: Path) ->
         cell(made, "dense-0", *first)
         cell(made, "dense-1", *(second or (0.5,)), status="done" if second else None)
         cell(made, "p-0", 0.5, 0.1)
-        assert (not_learnt(made) or "").startswith(told)
-        assert (not_learnt(made) is None) == (not told)
+        assert (failed_baseline(made) or "").startswith(told)
+        assert (failed_baseline(made) is None) == (not told)
 
 
 def test_a_baseline_that_diverged_or_was_not_evaluated(tmp_path: Path) -> None:
     made, other = study(tmp_path / "s"), study(tmp_path / "other")
     cell(made, "dense-0", 0.1, 0.9)
     cell(made, "dense-1", 0.1, status="diverged")
-    assert not_learnt(made) == "dense-1 diverged"
+    assert failed_baseline(made) == "dense-1 diverged"
     for name, found in (("dense-0", (0.1, 0.9)), ("dense-1", (0.1, None))):
         cell(other, name, *found)
     with pytest.raises(ValueError, match=r"dense-1/validation\.jsonl"):
-        not_learnt(other)
+        failed_baseline(other)
 
 
 def test_a_rate_at_which_the_baseline_does_not_learn_is_set_aside(
@@ -124,12 +124,12 @@ def test_no_rate_left_is_said_and_the_cells_stay(
 
 def test_dense_cells_do_not_wait_for_plans_and_how_far_cells_are(tmp_path: Path) -> None:
     made = study(tmp_path)
-    ready = {job.name: job.ready() for job in jobs_of(made)}
+    ready = {job.name: job.ready() for job in list_jobs(made)}
     assert ready == {"plans": True, "dense-0": True, "dense-1": True, "p-0": False, "p-1": False}
     made.plans.mkdir()
     made.plan_of(made.cell("p-0").arm).write_text("{}", encoding="utf-8")
-    assert all(job.ready() for job in jobs_of(made))
-    assert [job.name for job in jobs_of(made) if job.done()] == ["plans"]
+    assert all(job.ready() for job in list_jobs(made))
+    assert [job.name for job in list_jobs(made) if job.done()] == ["plans"]
     cell(made, "dense-0", 0.5)
     cell(made, "dense-1", 0.5, 0.6, 0.7, status=None)
     states = {"dense-0": "done", "dense-1": "2 of 3 steps", "p-0": "waits", "p-1": "waits"}
@@ -147,9 +147,9 @@ def test_runs_that_share_a_gpu_say_how_much_each_takes(
         train = config.train.model_copy(update={"rollout": changed})
         return Study(config.model_copy(update={"train": train}))
 
-    refuse_greedy(shared("cuda", 1))
-    refuse_greedy(shared("cuda", 2, kv_gib=1.0))
-    refuse_greedy(shared("cpu", 2))
+    require_memory_limit(shared("cuda", 1))
+    require_memory_limit(shared("cuda", 2, kv_gib=1.0))
+    require_memory_limit(shared("cpu", 2))
     with pytest.raises(ValueError, match="kv_gib"):
         conducted(shared("cuda", 2))
     assert not study(tmp_path).design.exists()
@@ -173,5 +173,5 @@ def test_whose_folder_it_is(tmp_path: Path) -> None:
     lock.close()
     assert (again.folder, again.config.parallel) == (place, 4)
     (tmp_path / "mine" / "cells").mkdir(parents=True)
-    with pytest.raises(ValueError, match="another dir"):
+    with pytest.raises(ValueError, match="another out"):
         open_study(study(tmp_path / "mine").config)

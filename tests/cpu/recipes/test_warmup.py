@@ -160,7 +160,7 @@ def test_a_directory_of_another_configuration_is_refused(toml: Path, whole: Path
     resolved = (whole / "config.resolved.toml").read_text(encoding="utf-8")
     for change in ("--optimiser.rate=0.001", "--data.seed=1", "--model.seed=1"):
         where = f"--run.out={whole}"
-        with pytest.raises(ValueError, match=r"run\.dir"):
+        with pytest.raises(ValueError, match=r"run\.out"):
             warm_up(load_config(WarmupConfig, [toml], [where, change]))
     assert (whole / "config.resolved.toml").read_text(encoding="utf-8") == resolved
 

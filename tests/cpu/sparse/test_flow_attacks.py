@@ -28,7 +28,7 @@ from sparrow.sparse.flows import (
     weights,
 )
 from sparrow.sparse.flows.flow import check_weights, trace
-from sparrow.sparse.flows.interpret import Scene
+from sparrow.sparse.flows.interpret import ScoreContext
 from sparrow.sparse.rule import Rule
 
 
@@ -54,7 +54,7 @@ def test_weights_of_another_model_are_refused_when_an_engine_is_built() -> None:
         check_weights(program, layers=3, kv_heads=4)
     given = (torch.zeros(1, 4, 64), {"mean": torch.zeros(2, 4, 64)})
     with pytest.raises(FlowError, match=rf"^{re.escape(__file__)}:\d+: .*KV heads"):
-        interpret.score(program, *given, Scene(lengths=torch.tensor([32]), layer=2), pages=2)
+        interpret.score(program, *given, ScoreContext(lengths=torch.tensor([32]), layer=2), pages=2)
     sizes = {"layers": 2, "hidden": 64, "intermediate": 64, "heads": 2, "kv_heads": 2}
     model = models.random("qwen3-0.6b", **sizes, head_size=64, vocabulary=99, max_positions=64)
     with pytest.raises(FlowError, match="KV heads"):

@@ -22,7 +22,7 @@ from sparrow.sparse.flows import interpret
 from sparrow.sparse.flows import tensor as t
 from sparrow.sparse.flows.flow import Flow, Program, trace
 from sparrow.sparse.flows.formats import fp32
-from sparrow.sparse.flows.interpret import Scene
+from sparrow.sparse.flows.interpret import ScoreContext
 
 PAGE, SIZE, GROUP, HEADS, PAGES = 3, 6, 3, 2, 6
 LENGTHS = [2, 3, 10, 19, 18, 8, 17, 13]  # 0, 1, 3, 6, 6, 2, 5 and 4 finished pages
@@ -88,7 +88,7 @@ def draw(program: Program, *, own: bool, seed: int) -> tuple[Array, dict[str, Ar
 
 
 def run(program: Program, q: Array, blocks: dict[str, Array]) -> Array:
-    scene = Scene(lengths=torch.tensor(LENGTHS), layer=LAYER, first=FIRST, last=LAST)
+    scene = ScoreContext(lengths=torch.tensor(LENGTHS), layer=LAYER, first=FIRST, last=LAST)
     tensors = {name: torch.from_numpy(block) for name, block in blocks.items()}
     score, fresh = interpret.score(program, torch.from_numpy(q), tensors, scene, pages=PAGES)
     assert score.dtype == torch.float32
@@ -409,7 +409,7 @@ def test_state_moves_on_where_a_page_exists_and_stays_elsewhere() -> None:
     sums = tensors["x"].sum(3).transpose(1, 2)
     wanted = {"old": 0.5 * state["old"] + sums, "steps": state["steps"] + 1}
     before = {name: value.clone() for name, value in state.items()}
-    scene = Scene(lengths=lengths)
+    scene = ScoreContext(lengths=lengths)
     found, fresh = interpret.score(program, torch.from_numpy(q), tensors, scene, state, pages=PAGES)
     torch.testing.assert_close(found[exists], (wanted["old"] + state["steps"])[exists])
     for name, value in fresh.items():
@@ -461,7 +461,7 @@ def test_no_queries_and_no_finished_pages() -> None:
     blocks = {"x": torch.full((2, HEADS, SIZE), torch.nan)}
     for lengths in ([], [0, 2]):
         q = torch.zeros(len(lengths), HEADS * GROUP, SIZE)
-        scene = Scene(lengths=torch.tensor(lengths, dtype=torch.int64))
+        scene = ScoreContext(lengths=torch.tensor(lengths, dtype=torch.int64))
         score_nGM, _ = interpret.score(program, q, blocks, scene, pages=2)
         assert score_nGM.shape == (len(lengths), HEADS, 2)
         assert (score_nGM == -math.inf).all()

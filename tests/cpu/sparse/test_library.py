@@ -12,7 +12,7 @@ from sparrow import ops
 from sparrow.schema.schedule import DENSE
 from sparrow.sparse.flows import interpret, library, loading
 from sparrow.sparse.flows.flow import Flow, trace
-from sparrow.sparse.flows.interpret import Scene
+from sparrow.sparse.flows.interpret import ScoreContext
 from sparrow.sparse.rule import Rule
 
 Array = np.ndarray[Any, Any]
@@ -27,7 +27,7 @@ def scores(flow: Flow, q_RD: Array, k_MPD: Array, v_MPD: Array) -> Array:
     k, v = (torch.from_numpy(x.astype(np.float32))[:, None] for x in (k_MPD, v_MPD))
     blocks = interpret.summarise(program, k, v)
     q = torch.from_numpy(q_RD.astype(np.float32))[None]
-    scene = Scene(lengths=torch.tensor([len(k_MPD) * page]))
+    scene = ScoreContext(lengths=torch.tensor([len(k_MPD) * page]))
     got, _ = interpret.score(program, q, blocks, scene, pages=len(k_MPD))
     return got[0, 0].numpy()
 
@@ -38,7 +38,7 @@ def test_running_average_starts_as_the_block_mean() -> None:
     assert program.state == (("r", 0.0),)
     k = torch.tensor([[[2.0, 0], [0, 0]], [[0, 1], [0, 3]], [[1, 0], [-1, 0]]])[:, None]
     blocks, q = interpret.summarise(program, k, k), torch.tensor([[[2.0, -2], [0, 0]]])
-    scene, state = Scene(lengths=torch.tensor([6])), {"r": torch.zeros(1, 1, 3)}
+    scene, state = ScoreContext(lengths=torch.tensor([6])), {"r": torch.zeros(1, 1, 3)}
     for wanted in ([1, -2, 0], [1.25, -2.5, 0], [1.3125, -2.625, 0]):
         got, state = interpret.score(program, q, blocks, scene, state, pages=3)
         assert got[0, 0].tolist() == wanted

@@ -33,14 +33,15 @@ def test_kept_tokens_is_what_select_pages_keeps(page: int, first: int, last: int
 
 def test_schedules_made_for_another_rule_are_refused_by_field() -> None:
     made = preset("qwen3-4b-0.86")
-    Rule().check(made, page=16, family="qwen3")
+    published = Rule(dense_layers=frozenset((0, 1)))
+    published.check(made, page=16, family="qwen3")
     Rule().check(Schedule.fixed(64), page=16, family="llama")  # made by hand: for any
     own = Schedule.fixed(160, page=32, first=2, last=1, dense_layers=())
     Rule(first=2, last=1, dense_layers=frozenset()).check(own, page=32)
     others = {"flow": "quest", "page": 8, "first": 0, "last": 1, "dense_layers": ()}
     for field, value in (others | {"family": "llama"}).items():
         with pytest.raises(ValueError, match=f"{field} "):
-            Rule().check(made.replace(**{field: value}), page=16, family="qwen3")
+            published.check(made.replace(**{field: value}), page=16, family="qwen3")
     rule = Rule(flow=library.quest, first=0, dense_layers=frozenset((2,)))
     place = {"flow": "quest", "page": 8, "first": 0, "dense_layers": (2,), "family": "llama"}
     force = ", ".join(f"{field}={value!r}" for field, value in place.items())
@@ -185,8 +186,8 @@ def test_prefill_and_decoding_store_the_same_bits(name: str) -> None:
     _, k_SGD, v_SGD = sequence(length)
     by_prefill, by_decoding = empty_cache(rule, length), empty_cache(rule, length)
     slots_S = slots_of(torch.tensor([3, 0, 4, 1]), torch.arange(length), PAGE)
-    pools = (by_prefill.field(name, SPARSE) for name in "kv")
-    ops.write_pages(*pools, k_SGD, v_SGD, slots_S)
+    k_pool, v_pool = (by_prefill.field(name, SPARSE) for name in "kv")
+    ops.write_pages(k_pool, v_pool, k_SGD, v_SGD, slots_S)
     padded = torch.cat([slots_S, torch.tensor([-1, -1])])
     rule.summarise(by_prefill, SPARSE, padded)
     for token in range(length):

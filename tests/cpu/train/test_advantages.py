@@ -57,7 +57,7 @@ def test_equal_rewards_give_exactly_nothing_and_none_are_refused() -> None:
         for rewards in ((0.1, 0.1, 0.1), (0.3, 0.1 + 0.2), (0, 0, 0, 0), (1,)):
             (found,) = advantage([group(*rewards)])
             assert found.tolist() == [0.0] * len(rewards)
-        with pytest.raises(ValueError, match="rewards"):
+        with pytest.raises(ValueError, match="reward"):
             advantage([group()])
 
 

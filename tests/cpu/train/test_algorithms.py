@@ -24,7 +24,7 @@ from sparrow.training.objectives.algorithms import (
     CORRECTIONS,
     SURROGATES,
     Algorithm,
-    algorithm_of,
+    make_algorithm,
 )
 from sparrow.training.objectives.corrections import combine
 from sparrow.training.objectives.surrogates import Terms, seq_mean_token_mean, token_mean
@@ -87,7 +87,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def made(max_tokens: int = 100, **settings: Any) -> Algorithm:
-    return algorithm_of(AlgorithmConfig(**settings), max_tokens=max_tokens)
+    return make_algorithm(AlgorithmConfig(**settings), max_tokens=max_tokens)
 
 
 def losses(algorithm: Algorithm, *ratios: float, advantage: float = 1.0) -> list[float]:

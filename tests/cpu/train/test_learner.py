@@ -14,7 +14,7 @@ from sparrow import models, ops
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
 from sparrow.training.learner import Learner
-from sparrow.training.objectives.surrogates import Objective, ppo, token_mean
+from sparrow.training.objectives.surrogates import Objective, ppo, reference_kl, token_mean
 from sparrow.training.policy import Policy
 
 PPO = Objective(surrogate=ppo, aggregate=token_mean)
@@ -39,7 +39,7 @@ def gradients(own: Learner, samples: Sequence[TrainSample], objective: Objective
 
 def test_read_is_the_definition() -> None:
     own, samples = learner(), batch()
-    for one, found in zip(samples, own.read(samples), strict=True):
+    for one, found in zip(samples, own.score(samples), strict=True):
         expected = plain_logprobs(own.policy.model, one).detach()
         torch.testing.assert_close(torch.from_numpy(found.logprob), expected, atol=2e-5, rtol=1e-5)
         assert found.alpha is None
@@ -50,7 +50,7 @@ def test_acceptance_of_the_watched_alone() -> None:
     """Of an actor with other weights by the definition; of the policy itself 1."""
     own, samples, other = learner(), batch(4), small_model(seed=9)
     mine, theirs = (states_of(m, samples[n]) for m, n in ((own.policy.model, 1), (other, 3)))
-    found = own.read(samples, [None, mine, None, theirs])
+    found = own.score(samples, [None, mine, None, theirs])
     assert found[0].alpha is None
     assert found[2].alpha is None
     np.testing.assert_allclose(found[1].alpha, 1, atol=1e-5)
@@ -81,7 +81,7 @@ def test_another_dtype_computes_and_float32_is_kept(recompute: bool) -> None:
     exact = learner(dtype=torch.float64, recompute=recompute)
     plain = learner()
     samples = ready(batch())
-    for one, other in zip(plain.read(samples), exact.read(samples), strict=True):
+    for one, other in zip(plain.score(samples), exact.score(samples), strict=True):
         np.testing.assert_allclose(one.logprob, other.logprob, atol=1e-4)
     expected, found = gradients(plain, samples), gradients(exact, samples)
     for name, wanted in expected.items():
@@ -110,9 +110,9 @@ def test_neither_the_cut_nor_recomputing_changes_the_gradient() -> None:
 def test_an_update_makes_good_answers_likelier() -> None:
     own = learner(rate=1e-3)
     samples = ready([sample(30, 10, advantage=1.0), sample(25, 9, advantage=-1.0)])
-    before = [one.logprob.sum() for one in own.read(samples)]
+    before = [one.logprob.sum() for one in own.score(samples)]
     stats = own.update(samples, ones(samples), PPO)
-    good, bad = (one.logprob.sum() for one in own.read(samples))
+    good, bad = (one.logprob.sum() for one in own.score(samples))
     assert (good > before[0], bad < before[1]) == (True, True)
     assert (stats.kl, stats.clipped) == (pytest.approx(0, abs=1e-6), 0)
 
@@ -141,6 +141,52 @@ def test_what_is_refused() -> None:
 def test_an_entropy_bonus_raises_entropy() -> None:
     own = learner(rate=3e-3)
     samples = ready([sample(30, 5, advantage=0.0)])
-    before = own.read(samples)[0].entropy.mean()
+    before = own.score(samples)[0].entropy.mean()
     own.update(samples, ones(samples), replace(PPO, entropy=1.0))
-    assert own.read(samples)[0].entropy.mean() > before
+    assert own.score(samples)[0].entropy.mean() > before
+
+
+def test_momentum_alone_moves_no_weight() -> None:
+    """After an update with a gradient, one whose every advantage is 0 takes no optimiser step."""
+    own = learner()
+    samples = ready(batch(4))
+    assert not own.update(samples, ones(samples), PPO).no_signal
+    state = copied(own.state())
+    stats = own.update([one.replace(advantage=0.0) for one in samples], ones(samples), PPO)
+    assert (stats.no_signal, stats.skipped, stats.gradient) == (True, False, 0.0)
+    after = own.state()
+    for name, weight in state["weights"].items():
+        assert torch.equal(after["weights"][name], weight), name
+    for number, moments in state["moments"].items():
+        for name, value in moments.items():
+            assert torch.equal(after["moments"][number][name], value), name
+    assert own.taken == 2  # the rate's schedule counts steps of the run
+
+
+def test_the_gradient_of_the_kl_term() -> None:
+    """Without advantages the gradient is that of the coefficient times the mean over tokens."""
+    own, other = learner(), small_model(seed=9).requires_grad_(False)
+    samples = [one.replace(advantage=0.0) for one in ready(batch(4))]
+    references = [one.logprob for one in own.score(samples, policy=Policy(other))]
+    for one, found in zip(samples, references, strict=True):
+        expected = plain_logprobs(other, one)
+        torch.testing.assert_close(torch.from_numpy(found), expected, atol=2e-5, rtol=1e-5)
+    parts = [
+        reference_kl(plain_logprobs(own.policy.model, one), torch.from_numpy(found))
+        for one, found in zip(samples, references, strict=True)
+    ]
+    mean = torch.cat(parts).mean()
+    expected = torch.autograd.grad(0.7 * mean, list(own.policy.parameters()))
+    objective = replace(PPO, kl=0.7)
+    own._gradients(samples, ones(samples), objective, references)
+    for wanted, (name, weight) in zip(expected, own.policy.named_parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, wanted, atol=2e-5, rtol=2e-4, msg=name)
+    own.optimiser.zero_grad()
+    stats = own.update(samples, ones(samples), objective, references=references)
+    assert stats.kl_reference == pytest.approx(mean.item(), rel=1e-4)
+    assert not stats.no_signal
+    after = own.update(samples, ones(samples), objective, references=references)
+    assert after.kl_reference is not None
+    assert after.kl_reference < stats.kl_reference
+    with pytest.raises(ValueError, match="reference"):
+        own.update(samples, ones(samples), objective)

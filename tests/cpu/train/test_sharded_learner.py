@@ -97,6 +97,21 @@ def test_what_is_no_number_on_one_rank_is_skipped_on_all(
         assert found["skipped"] == {"skipped": [True, True], "same": True, "after": False}
 
 
+def test_an_update_without_a_gradient_moves_no_weight_on_any_rank(
+    alone: Results, ranks: list[Results]
+) -> None:
+    for found in (alone, *ranks):
+        assert found["no signal"] == {"no signal": True, "same": True}
+
+
+def test_the_kl_term_is_that_of_one_process(alone: Results, ranks: list[Results]) -> None:
+    for found in ranks:
+        for mine, theirs in zip(found["kl"]["references"], alone["kl"]["references"], strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+        for name in ("kl", "gradient"):
+            assert found["kl"][name] == pytest.approx(alone["kl"][name], rel=1e-3)
+
+
 def test_ranks_take_up_the_state_of_one_process_and_the_reverse(
     folder: Path, ranks: list[Results]
 ) -> None:
@@ -140,6 +155,6 @@ def test_nobody_waits_for_a_rank_that_does_not_come(
     ranks: list[Results], fault: str, seconds: int
 ) -> None:
     told = ranks[0]["meeting"][fault]
-    begin = f"ValueError: one of 2 ranks has ended, or did not come within {seconds} s"
+    begin = f"ValueError: one of 2 ranks has ended, or did not respond within {seconds} s"
     assert told.startswith(begin)
     assert fault == "ended" or "anks 1 failed" in told

@@ -17,6 +17,7 @@ from sparrow.training.objectives.surrogates import (
     dppo_tv,
     gspo,
     ppo,
+    reference_kl,
     reinforce,
     seq_mean_token_mean,
     seq_mean_token_sum_norm,
@@ -172,3 +173,12 @@ def test_coefficients_whose_micro_batches_add_up() -> None:
         assert aggregate(np.zeros(0, np.int64)).shape == (0,)
         first, *others = aggregate(np.array([2, 3, 1])) * [3.0, 12.0, 6.0]
         assert first + sum(others) == pytest.approx(loss, rel=1e-12)
+
+
+def test_kl_from_a_reference_by_hand() -> None:
+    """p = 1/2 and q = 1/4, 1/2, 1: q / p - 1 - log(q / p), with the gradient 1 - q / p."""
+    logprob_T = torch.full((3,), log(0.5), requires_grad=True)
+    kl_T = reference_kl(logprob_T, torch.tensor([0.25, 0.5, 1.0]).log())
+    torch.testing.assert_close(kl_T, torch.tensor([0.5 - 1 + log(2), 0.0, 2 - 1 - log(2)]))
+    kl_T.sum().backward()
+    torch.testing.assert_close(logprob_T.grad, torch.tensor([0.5, 0.0, -1.0]))

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from sparrow.training.world import World, dealt, join_world, own_device, own_rank
+from sparrow.training.world import World, current_rank, interleave, join_world, rank_device
 
 
 def test_what_is_dealt_out_comes_back_in_order() -> None:
     for things in map(range, (0, 1, 2, 3, 7)):
-        parts = [World(rank=rank, size=3).mine(things) for rank in range(3)]
+        parts = [World(rank=rank, size=3).local_items(things) for rank in range(3)]
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
-        assert dealt(parts) == list(things)
+        assert interleave(parts) == list(things)
 
 
 def test_one_process_is_the_first_and_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,10 +18,10 @@ def test_one_process_is_the_first_and_waits_for_nobody(monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     world = join_world(torch.device("cpu"))
     assert world == World()
-    assert world.first
-    assert own_rank() is None
-    assert world.collect([1]) == [[1]]
-    assert world.only_first(lambda: 4) == 4
+    assert world.is_first
+    assert current_rank() is None
+    assert world.all_gather([1]) == [[1]]
+    assert world.on_first_rank(lambda: 4) == 4
     world.leave()
 
 
@@ -31,12 +31,12 @@ def test_a_rank_knows_its_number_and_its_device(monkeypatch: pytest.MonkeyPatch)
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    assert own_rank() == 1
-    assert own_device(torch.device("cpu")) == torch.device("cpu")
-    assert own_device(torch.device("cuda")) == torch.device("cuda", 1)
+    assert current_rank() == 1
+    assert rank_device(torch.device("cpu")) == torch.device("cpu")
+    assert rank_device(torch.device("cuda")) == torch.device("cuda", 1)
     assert chosen == [1]
     with pytest.raises(ValueError, match="several ranks"):
-        own_device(torch.device("cuda:0"))
+        rank_device(torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match=r"rank 1\b"):
-        own_device(torch.device("cuda"))
+        rank_device(torch.device("cuda"))

@@ -193,7 +193,7 @@ def test_not_surely_below_takes_patience() -> None:
     assert nothing.actions == ()
     (action,) = observed(gate, 6, 0.84).actions
     assert (action.kind, action.start) == ("raise", 256)
-    assert "3 looks" in action.reason
+    assert "3 checks" in action.reason
     # The same tokens are not counted twice.
     gate = Gate(config(window=100, patience=2), STEPS, longest=512)
     looks = [observed(gate, 0, 0.84), *(gate.observe(step, []) for step in range(1, 10))]
@@ -279,7 +279,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="length 512"):
         gate.observe(0, [reading("a", 412, np.ones(101))])
     gate.observe(0, [reading("a", 411, np.ones(101))])  # what was refused left no trace
-    with pytest.raises(ValueError, match="step 0"):
+    with pytest.raises(ValueError, match="got 0"):
         gate.observe(0, [])
     with pytest.raises(ValueError, match="4 tokens"):
         Gate(config(bin=4), STEPS, longest=512)

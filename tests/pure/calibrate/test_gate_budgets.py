@@ -60,8 +60,8 @@ def test_any_course_of_changes_is_valid(  # a Schedule refuses budgets that fall
     for kind in data.draw(st.lists(st.sampled_from(["raise", "dense", "lower"]), max_size=8)):
         place = data.draw(st.integers(0, len(bins.starts) - 1))
         before, now = now, step(data, kind, now, place, factor, bins)
-        pairs = zip((before, *before.layers), (now, *now.layers), strict=True)
-        for old, new in ((a.budgets, b.budgets) for a, b in pairs):
+        rows = ([s.budgets, *(layer.budgets for layer in s.layers)] for s in (before, now))
+        for old, new in zip(*rows, strict=True):
             if kind == "lower":
                 assert (new <= old).all()
                 assert (new[place + 1 :] == old[place + 1 :]).all()

@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparrow.calibration.store import ABOUT, EARLIER, FILE, Measured, Store, Trajectories
+from sparrow.calibration.store import ABOUT, EARLIER, FILE, MeasuredSequence, Store, Trajectories
 from sparrow.files import parse_line, sealed
 
 SETTING = {"model": "ab", "temperature": 1.0}
 
 
-def measured(prompt: int = 0, tokens: int = 5, drawn: bool = True) -> Measured:
+def measured(prompt: int = 0, tokens: int = 5, drawn: bool = True) -> MeasuredSequence:
     alpha, entropy = np.random.default_rng(prompt).random((2, tokens), np.float32)
     parts = {"alpha": alpha, "entropy": entropy, "below": alpha * 0, "above": alpha * 0 + 0.25}
     parts |= {"ids": np.arange(8 + tokens, dtype=np.int32), "ratio": alpha if drawn else None}
-    return Measured(prompt=prompt, sample=0, prompt_tokens=7, first=8, **parts)
+    return MeasuredSequence(prompt=prompt, sample=0, prompt_tokens=7, first=8, **parts)
 
 
 def test_what_is_put_comes_back_and_stays(tmp_path: Path) -> None:

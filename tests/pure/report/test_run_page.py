@@ -1,6 +1,7 @@
 """From run directories to a page: what is on it, and that its figures are those of the files."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,16 +73,59 @@ def test_curves_are_those_of_the_files(run: Path) -> None:
     (reward,) = chart(page, "reward-by-step").lines
     assert reward.points[0] == (1, 0.5)
     assert reward.points[-1] == (12, pytest.approx(0.72))
-    (by_time,) = chart(page, "reward-by-time").lines
-    assert by_time.points[-1][0] == pytest.approx(1.2)  # 12 steps of 6 s, in minutes
-    (accuracy,) = chart(page, "accuracy-by-time").lines
-    assert [x for x, _ in accuracy.points] == [0, pytest.approx(1.2)]
-    assert accuracy.spans[1] == (pytest.approx(1.2), pytest.approx(0.8), pytest.approx(1.0))
+    right, *_ = chart(page, "accuracy-by-step").lines
+    assert right.points == [(0, 0.55), (12, 0.9)]
+    assert right.spans[1] == (12, pytest.approx(0.8), pytest.approx(1.0))
     tail = chart(page, "tail-0")
     assert [line.name for line in tail.lines] == ["0 to 96 tokens", "96 to 192 tokens"]
     assert tail.lines[0].spans[0] == (1, 0.93, 0.97)
     assert [level.y for level in tail.levels] == [0.86]
     assert remarks(page) == ["Step 3: raise: p05 0.80 [0.75, 0.84] at 96 to 192"]
+
+
+def test_a_curve_is_drawn_once_and_told_by_time(run: Path, tmp_path: Path) -> None:
+    slow = run_folders.training(tmp_path / "slow", after=0.7)
+    lines = [run_folders.step(number, **{"timing_s/step": 12.0}) for number in range(12)]
+    run_folders.write_lines(slow / "metrics.jsonl", lines)
+    page = page_of([run, slow])
+    drawn = [item.title for item in items(page).values() if isinstance(item, Chart)]
+    assert not [title for title in drawn if "by time" in title]
+    table = rows(page, "learning-by-time")  # 12 steps of 6 s and of 12 s
+    assert table["mean reward after 1.20 minutes"] == ("0.72 at step 12", "0.60 at step 6")
+    assert table["mean reward after 2.40 minutes"] == ("0.72 at step 12", "0.72 at step 12")
+    assert table["accuracy on held-out rows after 1.20 minutes"] == (
+        "0.90 at step 12",
+        "0.55 at step 0",
+    )
+    untimed = [run_folders.step(number, **{"timing_s/step": None}) for number in range(12)]
+    run_folders.write_lines(run / "metrics.jsonl", untimed)
+    assert "learning-by-time" not in items(page_of([run]))
+
+
+def test_right_cut_off_and_wrong_stand_apart(run: Path, tmp_path: Path) -> None:
+    def shares(page: Page, key: str = "accuracy-by-step") -> dict[str, list[float]]:
+        return {line.name: [y for _, y in line.points] for line in chart(page, key).lines}
+
+    page = page_of([run])
+    near = partial(pytest.approx, abs=1e-9)
+    expected = {"right": near([0.55, 0.9]), "cut off": near([0.4, 0]), "wrong": near([0.05, 0.1])}
+    assert shares(page) == expected
+    assert rows(page)["cut off at the token limit, before and after"] == ("0.40 → 0.00",)
+    assert "| wrong though ended, before and after | 0.05 → 0.10 |" in markdown(page)
+    both = page_of([run, run_folders.training(tmp_path / "b", after=0.7)])
+    assert shares(both, "cut_off-by-step") == {"run": [0.4, 0.0], "b": [0.4, 0.0]}
+    assert shares(both, "wrong-by-step") == {"run": near([0.05, 0.1]), "b": near([0.05, 0.3])}
+
+
+def test_outcomes_of_older_runs_follow_from_accuracy_and_the_share_cut_off(run: Path) -> None:
+    for cut_off, outcomes in ((0.3, (0.55, 0.3, 0.15)), (0.6, (0.55, 0.45, 0.0)), (None, None)):
+        line = run_folders.validation(0, 0.55) | {"val-aux/assignments/cut_off": cut_off}
+        run_folders.write_lines(run / "validation.jsonl", [line])
+        (held,) = read_run(run).held_out()
+        assert held.outcomes == (outcomes and pytest.approx(outcomes))
+    (accuracy,) = chart(page_of([run]), "accuracy-by-step").lines  # alone where no more is known
+    assert accuracy.name == "right"
+    assert rows(page_of([run]))["wrong though ended, before and after"] == ("-",)
 
 
 def test_long_curves_are_smoothed_and_thinned(tmp_path: Path) -> None:
@@ -111,9 +155,9 @@ def test_runs_are_compared_with_intervals(run: Path, tmp_path: Path) -> None:
     assert table["after, against run"][:2] == ("-", "-0.20 [-0.34, -0.06] at 12")
     worst = "0.890 [0.850, 0.940]"
     assert table["p05 of the worst length, lowest"] == (worst, worst, "-")
-    assert table["answers cut off at the limit"][:2] == ("40% → 3%",) * 2
+    assert table["training answers cut off"][:2] == ("40% → 3%",) * 2
     assert table["keys and values read"] == ("80%", "80%", "100%")
-    assert table["gate"] == ("1 action", "1 action", "nothing judged")
+    assert table["gate"] == ("1 action", "1 action", "nothing measured")
     assert rows(page, "settings")["run.seed"][:2] == ("0", "5")
     roles = {line.role for line in chart(page, "reward-by-step").lines}
     assert roles == {"run-0", "run-1", "run-2"}
@@ -129,7 +173,7 @@ def test_the_difference_joins_both_intervals() -> None:
 def test_accuracies_of_other_or_unknown_rows_are_not_subtracted(tmp_path: Path) -> None:
     folders = [run_folders.training(tmp_path / name) for name in ("a", "b")]
     add_settings(folders[1], "[data]\nlength = 300\n")
-    assert rows(page_of(folders))["after, against a"] == ("-", "measured otherwise")
+    assert rows(page_of(folders))["after, against a"] == ("-", "other rows or settings")
     for folder in folders:
         (folder / "config.resolved.toml").unlink()
     page = page_of(folders)
@@ -229,8 +273,8 @@ def test_a_silent_gate_says_why(run: Path) -> None:
     (run / "actions.jsonl").write_text("", encoding="utf-8")
     lines = [run_folders.step(i, **{"sparse/accept_p05/bin_96": 0.84 + 0.01 * i}) for i in range(4)]
     run_folders.write_lines(run / "metrics.jsonl", lines)
-    assert "at 2 of 4 looks" in remarks(page_of([run]))[0]
+    assert "at 2 of 4 steps" in remarks(page_of([run]))[0]
     run_folders.write_lines(run / "metrics.jsonl", [{"step": 0, "sparse/accept_p05": 0.93}])
     page = page_of([run])
     assert "nothing to act on" in remarks(page)[0]
-    assert rows(page)["gate"] == ("nothing judged",)
+    assert rows(page)["gate"] == ("nothing measured",)

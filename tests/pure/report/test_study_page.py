@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import study_folders as folders
 from support.damage import check_damage_is_named
+from support.run_folders import write_lines
 
+from sparrow.reporting.page import Chart, Table
 from sparrow_recipes.study.files import read_study
 from sparrow_recipes.study.outcome import conclude
+from sparrow_recipes.study.page import study_page
 from sparrow_recipes.study.page import write_study as write
 from sparrow_recipes.study.verdicts import with_verdicts
-from tests.support import study_folders as folders
 
 LEARNT = (0.9, 0.9, 0.9)
 FINALS: Mapping[str, Sequence[float]] = {
@@ -61,6 +64,23 @@ def test_the_report_has_its_parts_in_order(written: Path) -> None:
     assert "| 0.600 0.620 0.580 | 0.600 | 0.600 0.620 0.580 | +0.300 \\[" in row
     assert "| lags |" in row
     assert "sparrow study small.toml" in text
+
+
+def test_answers_cut_off_and_wrong_stand_apart(tmp_path: Path) -> None:
+    study = folders.controlled(tmp_path, FINALS)
+    page = study_page(read_study(study), conclude(read_study(study)))
+    assert "accuracy-cut_off" not in {item.key for part in page.sections for item in part.items}
+    for cell in (study / "cells").glob("dense-*"):
+        lines = [folders.evaluation(0, 0.5, cut_off=0.4), folders.evaluation(6, 0.9, cut_off=0.02)]
+        write_lines(cell / "validation.jsonl", lines)
+    page = study_page(read_study(study), conclude(read_study(study)))
+    items = {item.key: item for part in page.sections for item in part.items}
+    chart, table = items["accuracy-cut_off"], items["outcomes-table"]
+    assert isinstance(chart, Chart)
+    assert isinstance(table, Table)
+    assert list(chart.lines[-1].points) == [(0, pytest.approx(0.4)), (6, pytest.approx(0.02))]
+    assert table.rows == [["dense", "0.500", "0.400", "0.100", "0.900", "0.020", "0.080"]]
+    assert "| dense | 0.500 | 0.400 | 0.100 |" in write_study(study).read_text(encoding="utf-8")
 
 
 def test_figures_and_results_are_there_and_the_same_every_time(written: Path) -> None:

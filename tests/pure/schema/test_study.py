@@ -41,33 +41,33 @@ def refused(key: str, arms: str, *overrides: str) -> None:
     assert key in error.value.args[0].partition(": got")[0], error.value
 
 
-def arm(name: str, *lines: str) -> str:
+def make_arm(name: str, *lines: str) -> str:
     return "\n".join(["[[arms]]", f'name = "{name}"', *lines, ""])
 
 
 def test_refused_arms() -> None:
     for key, arms in (
-        ("arms[2].name", DENSE + TARGET + arm("q", "target = 0.8", "budget = 64")),
-        ("arms[2].name", DENSE + TARGET + arm("q", "budget = 64", 'like = "p"')),
+        ("arms[2].name", DENSE + TARGET + make_arm("q", "target = 0.8", "budget = 64")),
+        ("arms[2].name", DENSE + TARGET + make_arm("q", "budget = 64", 'like = "p"')),
         ("arms", TARGET),
         ("arms", "arms = []\n"),
         ("arms", DENSE + DENSE.replace("dense", "other")),
-        ("arms", DENSE + arm("dense")),
+        ("arms", DENSE + make_arm("dense")),
         ("dense", DENSE + "target = 0.8\n"),
         ("dense", DENSE + "rate = 1e-3\n"),
         ("dense.seeds", DENSE + "seeds = []\n"),
-        ("arms", DENSE + arm("a", 'role = "flat"') + arm("b", 'role = "flat"')),
-        ("f.like", DENSE + TARGET + arm("f", 'like = "q"')),
-        ("f.like", DENSE + arm("f", 'like = "dense"')),
+        ("arms", DENSE + make_arm("a", 'role = "flat"') + make_arm("b", 'role = "flat"')),
+        ("f.like", DENSE + TARGET + make_arm("f", 'like = "q"')),
+        ("f.like", DENSE + make_arm("f", 'like = "dense"')),
         ("p.seeds", DENSE + TARGET + "seeds = [0, 7, 5]\n"),
         ("p.seeds", DENSE + "seeds = [0]\n" + TARGET),
-        ("arms[1].budget", DENSE + arm("p", "budget = 47")),
-        ("arms[1].role", DENSE + arm("p", 'role = "control"')),
+        ("arms[1].budget", DENSE + make_arm("p", "budget = 47")),
+        ("arms[1].role", DENSE + make_arm("p", 'role = "control"')),
         *(("arms[0].name", DENSE.replace("dense", name)) for name in ("", "a/b", "..", "a.json")),
     ):
         refused(key, arms)
-    assert loaded(DENSE + arm("still", 'role = "flat"', "seeds = [9]"))  # compared with itself
-    controls = [arm(f"s{n}", 'role = "collapses"', f"budget = {n}") for n in (48, 64)]
+    assert loaded(DENSE + make_arm("still", 'role = "flat"', "seeds = [9]"))  # compared with itself
+    controls = [make_arm(f"s{n}", 'role = "collapses"', f"budget = {n}") for n in (48, 64)]
     assert len(loaded(DENSE + "".join(controls)).arms) == 3
     for name in ("p05-0.86", "0", "starved-64"):
         assert loaded(DENSE.replace('"dense"', f'"{name}"')).arms[0].name == name

@@ -11,8 +11,8 @@ from sparrow.schema.schedule import DENSE, LayerBudgets, Note, Schedule, kept_to
 
 
 def schedule(**changes: Any) -> Schedule:
-    settings = {"name": "three", "lengths": [0, 100, 200], "budgets": [64, 64, 128]} | changes
-    return Schedule(**settings)
+    settings = {"name": "three", "lengths": [0, 100, 200], "budgets": [64, 64, 128]}
+    return Schedule(**(settings | {"dense_layers": (0, 1)} | changes))
 
 
 def own(layer: int, budgets: list[int], head: int | None = None) -> LayerBudgets:
@@ -34,12 +34,13 @@ def test_layers_and_heads_have_budgets_of_their_own_or_the_common_ones() -> None
 
 def test_describe_says_what_runs() -> None:
     rule = "first 1 and last 2 pages kept, dense layers: 0, 1"
-    assert Schedule.fixed(192).describe() == f"block-mean, page 16, budget 192 tokens, {rule}"
+    budget = "block-mean, page 16, budget 192 tokens"
+    assert Schedule.fixed(192, dense_layers=(0, 1)).describe() == f"{budget}, {rule}"
     by_length = "budgets 64 to 128 tokens by length (3 bins)"
     assert schedule().describe() == f"three: block-mean, page 16, {by_length}, {rule}"
     by_layer = "budgets 48 to 96 tokens by layer (2 with budgets of their own)"
     assert by_layer in Schedule.fixed(48, layers=(own(2, [64]), own(4, [96]))).describe()
-    assert Schedule.fixed(48, dense_layers=()).describe().endswith("dense layers: none")
+    assert Schedule.fixed(48).describe().endswith("dense layers: none")
     assert Schedule.fixed(DENSE).describe() == "dense"
     assert "budgets 64 to all tokens" in Schedule.fixed(DENSE, layers=(own(2, [64]),)).describe()
 

@@ -65,12 +65,12 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
         if mathematics in rows:
             pytest.importorskip("math_verify")
         file = str(row_file(tmp_path / "rows.jsonl", rows))
-        config = RowsConfig(file=file, shuffle=False, reward=reward, workers=1, deadline=60.0)
-        found, judge = chosen(config)
+        config = RowsConfig(rows=file, shuffle=False, reward=reward, workers=1, deadline=60.0)
+        result, judge = chosen(config)
         assert isinstance(judge, kind)
         with judge:
             for place, (text, score) in enumerate(zip(texts, scores, strict=True)):
-                assert asyncio.run(judge(found.at(place), text)).score == score
+                assert asyncio.run(judge(result.at(place), text)).score == score
         assert judge.counts["errors"] == (rows[-1] is bad)
 
 
@@ -80,7 +80,7 @@ def test_rows_that_nobody_judges_and_tasks_that_are_none(tmp_path: Path) -> None
     rows.append({"data_source": "countdown", "prompt": "?", "answer": {"target": 24}})
     for row in rows:
         with pytest.raises(ValueError, match=r"data\.reward"):
-            chosen(RowsConfig(file=str(row_file(tmp_path / "rows.jsonl", [row]))))
+            chosen(RowsConfig(rows=str(row_file(tmp_path / "rows.jsonl", [row]))))
     names = "openai/gsm8k math math_dapo lighteval/MATH DigitalLearningGmbH/MATH-lighteval"
     names += " HuggingFaceH4/MATH-500 aime2024 AIME_2025 polaris-53k numina_olympiads"
     names += " POLARIS-Project/Polaris-Dataset-53K"

@@ -14,7 +14,7 @@ from support.leftovers import gone, marking
 
 from sparrow.processes.supervisor import descendants
 from sparrow.tasks.base import RIGHT, Example, Verdict
-from sparrow.tasks.judging import InProcess, Judges, verdict_of
+from sparrow.tasks.judging import InProcess, Judges, parse_verdict
 
 ROOT = Path(__file__).parents[3]
 PATIENT = 60.0  # seconds, where a verdict is to come
@@ -142,8 +142,8 @@ def test_what_a_function_may_give(patient: Judges) -> None:
             judged(patient, "42", example=row(truth))
     with pytest.raises(ValueError, match="extra"):
         judged(patient, "42", example=row(when=print))
-    found = judged(patient, "large", "half", "extra", example=row(bonus=-1))
-    assert [(one.score, one.acc) for one in found] == [(2.5, 1.0), (0.5, 1.0), (-1.0, 0.0)]
+    result = judged(patient, "large", "half", "extra", example=row(bonus=-1))
+    assert [(one.score, one.acc) for one in result] == [(2.5, 1.0), (0.5, 1.0), (-1.0, 0.0)]
     for given, verdict in (
         (1, (1.0, 1.0)),
         (True, (1.0, 1.0)),
@@ -151,10 +151,10 @@ def test_what_a_function_may_give(patient: Judges) -> None:
         ({"score": 1.0, "acc": 0}, (1.0, 0.0)),
         ({"score": -1, "acc": None, "pred": "x"}, (-1.0, 0.0)),
     ):
-        assert verdict_of(given)[:2] == verdict
+        assert parse_verdict(given)[:2] == verdict
     for given in (float("inf"), "1", b"1", None, [1], {}, {"acc": 1}, {"score": 1, "acc": "yes"}):
         with pytest.raises((ValueError, TypeError)):
-            verdict_of(given)
+            parse_verdict(given)
 
 
 def test_a_hung_one_does_not_hold_up_the_others(verifier: Path) -> None:
@@ -235,7 +235,7 @@ def test_closing_ends_what_is_judged_and_what_waits(verifier: Path) -> None:
 def test_what_cannot_be_loaded_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("1 / 0")
     (tmp_path / "leaving.py").write_text("import os; os._exit(1)")
-    for score, told in (
+    for score, message in (
         ("compute_score", "module:function"),
         ("verifier.py:", "module:function"),
         ("nowhere_at_all:compute_score", "nowhere_at_all"),
@@ -244,7 +244,7 @@ def test_what_cannot_be_loaded_is_told_at_once(tmp_path: Path) -> None:
         (f"{tmp_path}/broken.py:compute_score", "ZeroDivisionError"),
         (f"{tmp_path}/leaving.py:compute_score", "exit code 1"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             Judges(score)
     for workers, deadline, field in (
         (0, 1.0, "workers"),

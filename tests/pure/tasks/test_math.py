@@ -8,7 +8,7 @@ import pytest
 
 from sparrow.tasks.base import Example, Verdict
 from sparrow.tasks.judging import Judges
-from sparrow.tasks.math import LONGEST, answer_of, compute_score
+from sparrow.tasks.math import LONGEST, compute_score, final_answer
 
 NEEDS = pytest.mark.skipif(find_spec("math_verify") is None, reason="needs math-verify")
 
@@ -31,7 +31,7 @@ def test_where_the_answer_stands() -> None:
         (r"\boxed{5} </think>", None),
         ("", None),
     ):
-        assert answer_of(text) == answer
+        assert final_answer(text) == answer
 
 
 @NEEDS

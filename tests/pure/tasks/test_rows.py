@@ -40,10 +40,10 @@ def test_parquet_and_back(tmp_path: Path) -> None:
     rows = [verl(number) for number in range(3)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     assert read_rows(tmp_path / "rows.parquet") == rows
-    found = FileRows.read(tmp_path / "rows.parquet", shuffle=False)
-    assert [found.at(n).ground_truth for n in range(4)] == ["0", "1", "2", "0"]
-    assert found.at(1).prompt == tuple(CHAT)
-    assert found.at(1).extra == {"index": 1, "split": "train"}
+    result = FileRows.read(tmp_path / "rows.parquet", shuffle=False)
+    assert [result.at(n).ground_truth for n in range(4)] == ["0", "1", "2", "0"]
+    assert result.at(1).prompt == tuple(CHAT)
+    assert result.at(1).extra == {"index": 1, "split": "train"}
 
 
 TRAIN = ["data/train-00000-of-00002", "data/train-00001-of-00002"]
@@ -69,7 +69,7 @@ def test_splits_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr("huggingface_hub.snapshot_download", download)
         return [row["file"] for row in read_rows(f"owner/name{asked}")]
 
-    for files, asked, found in (
+    for files, asked, result in (
         (SPLITS, "", TRAIN),
         (SPLITS, ":train", TRAIN),
         (SPLITS, ":test", [SPLITS[2]]),
@@ -79,15 +79,15 @@ def test_splits_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (("main/train/0", "main/test/0"), ":main/train", ["main/train/0"]),
         (("trains", "a/train"), "", ["a/train"]),
     ):
-        assert asked_of(files, asked) == found
-    for files, asked, told in (
+        assert asked_of(files, asked) == result
+    for files, asked, message in (
         (SPLITS, ":dev", "'dev'"),
         (("a", "b"), "", "owner/name:SPLIT"),
         (TWO, "", "owner/name:FOLDER/SPLIT"),
         (TWO, ":third/train", "'third/train'"),
         ((), "", "none"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             asked_of(files, asked)
 
     def offline(*_: Any, **__: Any) -> str:
@@ -99,8 +99,8 @@ def test_splits_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_verl_and_plain() -> None:
-    found = parse_row(verl(7), 3)
-    assert found == Example(
+    result = parse_row(verl(7), 3)
+    assert result == Example(
         id="row 3",
         source="openai/gsm8k",
         prompt=tuple(CHAT),
@@ -117,8 +117,8 @@ def test_verl_and_plain() -> None:
         ({"reward_model": {"ground_truth": "1"}, "answer": "2"}, "1"),
         ({"reward_model": {"ground_truth": None}, "answer": "2"}, "2"),
     ):
-        found = parse_row({"prompt": "1 + 1?", **row}, 0)
-        assert found == Example(id="row 0", source="", prompt="1 + 1?", ground_truth=truth)
+        result = parse_row({"prompt": "1 + 1?", **row}, 0)
+        assert result == Example(id="row 0", source="", prompt="1 + 1?", ground_truth=truth)
 
 
 def test_problems_are_named() -> None:
@@ -237,13 +237,13 @@ ODD = {
 def read(file: Path, content: bytes) -> FileRows | None:
     """The rows, or None where a ValueError or OSError that names the file came out."""
     file.write_bytes(content)
-    rows, told = None, ""
+    rows, message = None, ""
     try:
         rows = FileRows.read(file)
     except (ValueError, OSError) as error:
-        told = str(error)
-    assert rows is not None or file.name in told, told
-    assert len(told) < 5000
+        message = str(error)
+    assert rows is not None or file.name in message, message
+    assert len(message) < 5000
     return rows
 
 
@@ -312,13 +312,10 @@ def test_csv_has_a_header_and_suffixes_are_known(tmp_path: Path) -> None:
     assert epoch(rows) == ["7", "2"]
     (tmp_path / "rows.TSV").write_text("prompt\tanswer\na, b\t7\n")
     assert read_rows(tmp_path / "rows.TSV") == [{"prompt": "a, b", "answer": "7"}]
-    for content, line in (
-        ("a,b\n1\n", "line 2"),
-        ('a,b\n1,2\n"1,2\n', "line 3"),
-        ("a,a\n1,2", "a"),
-    ):
+    broken = {"a,b\n1,2\n1\n": "row 1", "a\n1,2\n": "row 0", 'a\n"1\n': "line 2", "a,a\n": "a, a"}
+    for content, place in broken.items():
         file.write_text(content)
-        with pytest.raises(ValueError, match=rf"rows\.csv.*{line}"):
+        with pytest.raises(ValueError, match=rf"rows\.csv.*{place}"):
             read_rows(file)
     (tmp_path / "rows.txt").write_text("{}")
     with pytest.raises(ValueError, match=r"rows\.txt.*\.csv"):
@@ -335,11 +332,11 @@ def test_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert rows_path(iter(rows)) == path != rows_path(rows[:1])
     assert rows_path("owner/name:train") == "owner/name:train"
     assert rows_path(tmp_path / "a.csv") == str(tmp_path / "a.csv")
-    for bad, told in (
-        ([GSM8K_ROW, {"answer": b"x"}], "row 1, column 'answer'"),
+    for bad, message in (
+        ([GSM8K_ROW, {"answer": b"x"}], r"row 1,.*'answer'"),
         (["text"], "row 0"),
         ([{1: "a"}], "row 0"),
         ([], "empty"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             rows_path(bad)  # type: ignore[arg-type]
