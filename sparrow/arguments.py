@@ -74,12 +74,6 @@ def configured(cls: type[Root]) -> Callable[[Callable[..., R]], Callable[..., R]
     return decorate
 
 
-def make_config(cls: type[Root], arguments: Sequence[Any], settings: Json) -> Root:
-    """Return the configuration of a call with these arguments and settings."""
-    verb = cls.__name__.removesuffix("Config").lower()
-    return _validated(cls, *bind(cls, arguments, settings, verb), verb)
-
-
 def bind(
     cls: type[Record], arguments: Sequence[Any], settings: Json, verb: str
 ) -> tuple[Json, Json]:

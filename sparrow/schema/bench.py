@@ -1,4 +1,4 @@
-"""`sparrow bench`: configurations and results; the demo's timing."""
+"""Configurations and results of `sparrow bench`, and the timing of the demo."""
 
 import re
 from statistics import median
@@ -17,15 +17,15 @@ DTYPE = "bf16 or fp32. Default: bf16 on a GPU, fp32 on a CPU."
 
 
 class BenchCase(NamedTuple):
-    """`rows,tokens` and what follows."""
+    """A case of a benchmark: `rows,tokens[,more]`."""
 
     rows: int
     tokens: int
     rest: str | None = None
 
     @classmethod
-    def of(cls, given: object) -> "BenchCase":
-        text = ",".join(map(str, filter(None, given))) if isinstance(given, tuple) else str(given)
+    def of(cls, value: object) -> "BenchCase":
+        text = ",".join(map(str, filter(None, value))) if isinstance(value, tuple) else str(value)
         match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})(?:,(.*))?", text)
         if match is None or not int(match[1]) or int(match[2]) < 2:
             raise ValueError("two numbers such as 16,4096: at least 1 and at least 2")
@@ -34,8 +34,8 @@ class BenchCase(NamedTuple):
         return cls(int(match[1]), int(match[2]), match[3] or None)
 
 
-def _train_case(given: object) -> BenchCase:
-    case = BenchCase.of(given)
+def _train_case(value: object) -> BenchCase:
+    case = BenchCase.of(value)
     if case.rest not in (None, "recompute", "compiled", "recompute,compiled"):
         raise ValueError("sequences,tokens[,recompute][,compiled]")
     return case
@@ -103,7 +103,7 @@ Split = dict[str, float]  # time by part of the work
 
 
 class Machine(Record):
-    """Where figures were taken, and with which versions."""
+    """The machine of a measurement, with package versions."""
 
     device: str
     cpus: int | None
@@ -115,7 +115,7 @@ class Machine(Record):
     command: str = ""
 
     def describe(self) -> str:
-        """In a table's title."""
+        """Describe the machine for the title of a table."""
         return f"{self.device}, {self.cpus} CPUs, torch {self.torch}"
 
 
@@ -141,13 +141,13 @@ class ModelBenchmark(Benchmark):
 
 
 class SplitRow(Record):
-    """A row that may say where its time went."""
+    """A row with an optional breakdown of its time."""
 
     split: Split | None = None
 
     @property
     def parts(self) -> str:
-        """The parts of its time, the longest first, in percent."""
+        """The breakdown in percent, the longest part first."""
         parts = sorted((self.split or {}).items(), key=lambda item: -item[1])
         whole = sum(took for _, took in parts)
         return ", ".join(f"{name} {took / whole:.0%}" for name, took in parts if took > whole / 200)
@@ -214,7 +214,7 @@ class LayerRow(Record):
 
 
 class StoredFlow(Record):
-    """Bytes that a flow stores with a page, all KV heads, beside those of keys and values."""
+    """Bytes that a flow stores with a page, over all KV heads, and those of keys and values."""
 
     flow: str
     rule: str
@@ -240,7 +240,7 @@ class LayerBenchmark(Benchmark):
 
 
 class RolloutWorkload(Record):
-    """Prompts of equal length, one rollout each; transformers may be given fewer new tokens."""
+    """Prompts of equal length, one rollout each; transformers may generate fewer tokens."""
 
     model: str
     device: str
@@ -256,7 +256,7 @@ class RolloutWorkload(Record):
 
 
 class RolloutRow(SplitRow):
-    """One way to roll out, with its seconds by part on a CPU, or why it `failed`."""
+    """One engine and schedule, with a breakdown on a CPU, or why it `failed`."""
 
     who: str
     new_tokens: int
@@ -286,7 +286,7 @@ class RolloutBenchmark(ModelBenchmark):
 
 
 class TrainWork(Record):
-    """Sequences of one optimiser step, and how it is taken."""
+    """The batch of one optimiser step, and its options."""
 
     sequences: int
     length: int
@@ -300,7 +300,7 @@ class TrainWork(Record):
 
 
 class TrainRow(TrainWork):
-    """Optimiser steps that were timed; `memory_gib` is what a GPU had allocated at most."""
+    """Timed optimiser steps; `memory_gib` is the peak allocation of a GPU."""
 
     seconds: Rounds
     tokens_per_second: float
@@ -326,7 +326,7 @@ class TrainBenchmark(Benchmark):
 
 
 class TraceRow(Record):
-    """A rollout by one attention: summed from steps or, where `expected` is that sum, run."""
+    """A rollout with one attention: a sum of steps, or a complete run with its `expected` sum."""
 
     who: str
     tokens: int
@@ -339,7 +339,7 @@ class TraceRow(Record):
 
 
 class TraceCheck(Record):
-    """A complete run of the requests, cut short, against the sum of measured steps for it."""
+    """A complete run of shortened requests, compared with the sum of its measured steps."""
 
     cutoff: int
     steps: int
@@ -350,7 +350,7 @@ class TraceCheck(Record):
 
 
 class TracePoint(Record):
-    """Measured steps of one batch bucket and width of page tables."""
+    """Measured steps of one batch size and page-table width."""
 
     who: str
     batch: int
@@ -387,7 +387,7 @@ class TraceBenchmark(ModelBenchmark):
 
 
 class SpeedCase(Record):
-    """Milliseconds of decode steps, dense and sparse, that took turns."""
+    """Milliseconds of decode steps, dense and sparse in turn."""
 
     name: str
     context: int

@@ -24,8 +24,7 @@ from sparrow.schema.types import (
     refuse_many,
 )
 
-ROOM = 2.5  # longest answer to a puzzle: so many times its length
-SURFACE = "surface.json"
+ROOM = 2.5  # longest answer to a puzzle, in multiples of its length
 ROW_TOKENS = 1024  # longest answer to a row of a file
 
 Figure = Annotated[float, Field(gt=0, lt=1e30)]
@@ -39,43 +38,51 @@ def _in_folder(name: str) -> Callable[[Path], Path]:
 
 
 class CalibrateConfig(Record):
-    """`sparrow calibrate`: which model on which prompts, what is measured, and how much."""
+    """`sparrow calibrate`: the model, the prompts, and what is measured."""
 
     model: Name = argument(..., HELP["model"])
     task: Name | None = option(None, "Prompts of assignments, countdown, graph or gym/NAME.")
     rows: FilePath | None = option(None, f"Or: {HELP['rows']}")
     columns: ColumnsConfig = ColumnsConfig()
-    texts: Name | None = option(None, "Or read texts (forced mode): a folder, or standard: ten.")
-    ids: FilePath | None = option(None, 'Or read tokens: JSON lines with "ids" and "start".')
+    texts: Name | None = option(None, "Or teacher-forced texts: a folder, or standard: ten texts.")
+    ids: FilePath | None = option(
+        None, 'Or teacher-forced tokens: JSON lines with "ids" and "start".'
+    )
     length: Tokens = option(500, "About how long a task's answers are.")
     tokens: Annotated[Tokens, Field(ge=3)] = option(2048, "With --texts: tokens of each text.")
-    start: Tokens = option(1, "With --texts: first tokens, not counted.")
-    prompts: Count = option(96, "Most prompts for a budget and flow.")
-    first_round: Count = option(24, "Prompts before more go where doubt is left.")
-    skip: RowNumber = option(0, "Leave out the first prompts: a check does.")
+    start: Tokens = option(1, "With --texts: number of first tokens that are not measured.")
+    prompts: Count = option(96, "Maximum number of prompts for a budget and flow.")
+    first_round: Count = option(
+        24, "Prompts of the first round; more follow where the plan is undecided."
+    )
+    skip: RowNumber = option(0, "Skip the first prompts, as a check run should.")
     samples: Count = 1
     max_tokens: AnswerTokens | None = option(
         None, f"Longest answer. Default: {ROOM} x length for a task, else {ROW_TOKENS}."
     )
     temperature: Annotated[float, Field(gt=0, le=1e6)] = option(
-        1.0, "Of sampling; acceptance is at the same one."
+        1.0, "Of sampling and of acceptance."
     )
     seed: Seed = 0
     flow: Several[Name] = option((), f"{HELP['flow']} Default: block_mean.")
     budget: Several[Budget] = option((), "Tokens kept. Default: 1/16 to 1/2 of the longest.")
     target: Several[Fraction] = option(
-        (), "The p05 that you will plan for: more is measured near it. Default: 0.86."
+        (), "The p05 to plan for: measured more precisely near it. Default: 0.86."
     )
     bin: BinWidth | None = option(None, "Width of bins of lengths. Default: 1/8 of the longest.")
-    schedule: Name | None = option(None, "Check a schedule (file or preset), measure no budgets.")
+    schedule: Name | None = option(
+        None, "Check a schedule (file or preset) instead of measuring budgets."
+    )
     force: bool = False
-    dense_layers: Several[LayerNumbers] = option((), "Stay dense: such as 0,1, or none (default).")
+    dense_layers: Several[LayerNumbers] = option(
+        (), "Layers that stay dense: such as 0,1, or none (default)."
+    )
     layer_groups: Annotated[int, Field(ge=0, le=2**16)] = option(
-        6, "Make so many groups of layers sparse one at a time, to see which lose most; 0: none."
+        6, "Groups of layers that are measured one at a time, to find the sensitive ones; 0: none."
     )
     by_layer: bool = option(True, "Also measure larger budgets for the layers that lose most.")
     device: Device = "auto"
-    dtype: Dtype = option("auto", "auto, float32 or bfloat16: take the one that you train with.")
+    dtype: Dtype = option("auto", "auto, float32 or bfloat16: use that of the training.")
     chat: ChatConfig = ChatConfig()
     out: Directory | None = option(None, "Default: runs/calibrate-MODEL.")
 
@@ -84,16 +91,16 @@ class CalibrateConfig(Record):
     def _check(self) -> None:
         refuse_many("CalibrateConfig", {"prompts": self.prompts, "samples": self.samples})
         sources = {name: getattr(self, name) for name in ("task", "rows", "texts", "ids")}
-        given = [name for name, value in sources.items() if value is not None]
-        last = (given or ["task"])[-1]
-        self.require(len(given) == 1, last, "one of task, rows, texts, ids", given)
+        chosen = [name for name, value in sources.items() if value is not None]
+        last = (chosen or ["task"])[-1]
+        self.require(len(chosen) == 1, last, "one of task, rows, texts, ids", chosen)
         for name in ("budget", "dense_layers"):
             free = self.schedule is None or not getattr(self, name)
             self.require(free, name, "none with a schedule, which has its own")
 
     @property
     def own_flow(self) -> str | None:
-        """The flow that was asked for; None: a schedule has its own."""
+        """The first flow that is set; None: that of the schedule."""
         return self.flow[0] if self.flow else None
 
     @property
@@ -106,17 +113,17 @@ class CalibrateConfig(Record):
 
 
 class PlanConfig(Record):
-    """`sparrow plan`: what to keep, on which machine, for which workload."""
+    """`sparrow plan`: the target, the machine and the workload."""
 
     surface: Annotated[FilePath, AfterValidator(_in_folder("surface.json"))] = argument(
         ..., "The folder of `sparrow calibrate`, or its surface.json."
     )
     target: Fraction = 0.86
     by: Literal["low", "p05"] = option(
-        "low", "What must reach it: p05, or low, the lower end of p05's 95 % interval."
+        "low", "What must reach the target: p05, or low, the lower end of its 95 % interval."
     )
-    variant: Several[Name] = option((), "Choose among these variants of the surface alone.")
-    allow_dense: bool = option(False, "Go dense at lengths where no budget is enough.")
+    variant: Several[Name] = option((), "Choose among these variants of the surface only.")
+    allow_dense: bool = option(False, "Use dense attention at lengths where no budget is enough.")
     hardware: Name = option("h200", "A measured machine: h200, or a .json.")
     bandwidth: Figure | None = option(
         None, "For any other machine: bytes of memory that it reads in a second, such as 2e12."
@@ -130,9 +137,9 @@ class PlanConfig(Record):
     samples: Count | None = option(None, "Answers to each, with --prompts. Default: 8.")
     prompt_tokens: Tokens | None = option(None, "Length of a prompt. Default: as measured, or 16.")
     batch: Count | None = option(None, "Most sequences at once.")
-    compare: Name | None = option(None, "A preset or schedule file to set beside it.")
+    compare: Name | None = option(None, "A preset or schedule file to compare with.")
     check: Annotated[FilePath, AfterValidator(_in_folder("check.json"))] | None = option(
-        None, "check.json of a check run to set beside it, or its folder."
+        None, "check.json of a check run to compare with, or its folder."
     )
     out: Directory | None = option(None, "Default: the folder of the surface.")
 

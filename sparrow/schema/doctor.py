@@ -1,4 +1,4 @@
-"""`sparrow doctor`: what is on a machine, what works and what is missing. Sizes are bytes."""
+"""The result of `sparrow doctor`: packages, devices, models and checks. Sizes are in bytes."""
 
 from typing import ClassVar, Literal
 
@@ -6,13 +6,13 @@ from sparrow.schema.base import File, Record
 
 
 class PackageState(Record):
-    """A package that something needs: everything (`extra` None), or what `purpose` says."""
+    """A required package, or an optional one (`extra`) for a `purpose`."""
 
     name: str
     minimum: str
     purpose: str
     extra: str | None
-    version: str | None  # that is installed
+    version: str | None  # installed version
     state: Literal["ok", "old", "missing"]
     install: str  # the command that installs it
 

@@ -1,4 +1,4 @@
-"""Episodes: trajectories of one or many turns, and groups of them that are judged together."""
+"""Episodes: trajectories of one or several turns, and groups of them."""
 
 from typing import Literal
 
@@ -19,7 +19,7 @@ NOT_SAMPLED = -1  # weight version and policy id of a token that no policy sampl
 
 
 class Turn(Record):
-    """The tokens [start, stop) of a trajectory, and who said them."""
+    """The tokens [start, stop) of a trajectory, and their role."""
 
     start: int
     stop: int
@@ -43,14 +43,14 @@ class Trajectory(Record):
     rollout_logprob: Float32Array
     weight_version: Int32Array
     policy_id: Int16Array
-    turns: tuple[Turn, ...]  # side by side, covering every token
+    turns: tuple[Turn, ...]  # contiguous, covering every token
     reward: float | None = None
-    acc: float | None = None  # how right it is, apart from a reward that may be shaped
-    note: str | None = None  # why it was judged so
-    text: str | None = None  # what was sampled, for readers; training takes the ids
-    truncated: bool = False  # whether an answer ran into its limit
+    acc: float | None = None  # accuracy, apart from a reward that may be shaped
+    note: str | None = None  # the reason of the verdict
+    text: str | None = None  # sampled text, for readers; training uses the ids
+    truncated: bool = False  # whether an answer reached the token limit
     kept: Float32Array | None = None  # share of keys and values that each token's step read
-    attention: str | None = None  # what ran
+    attention: str | None = None  # for example "dense"
     hidden: Float32Matrix | None = None  # the sampled tokens' final states in the actor, in order
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class Trajectory(Record):
         spans = [(turn.start, turn.stop) for turn in self.turns]
         bounds = [0, *(stop for _, stop in spans)]
         whole = [start for start, _ in spans] == bounds[:-1] and bounds[-1] == len(self)
-        self.require(whole, "turns", f"spans side by side that cover [0, {len(self)})", spans)
+        self.require(whole, "turns", f"contiguous spans that cover [0, {len(self)})", spans)
 
     def _check_tokens(self) -> None:
         sampled = self.weight_version >= 0
@@ -89,11 +89,11 @@ class Trajectory(Record):
 
 
 class Group(Record):
-    """Trajectories of one prompt that are judged against each other, or a part of such a group."""
+    """Trajectories of one prompt whose rewards are compared, or a part of them."""
 
     prompt_id: str
     trajectories: tuple[Trajectory, ...]
-    baseline: float | None = None  # reward of the greedy answer, where an algorithm wants it
+    baseline: float | None = None  # reward of the greedy answer, if the algorithm uses it
 
     def _check(self) -> None:
         prompts = {trajectory.prompt_id for trajectory in self.trajectories}
@@ -102,10 +102,10 @@ class Group(Record):
 
 
 class TrainSample(Record):
-    """What the trainer sees of a trajectory: its tokens, who sampled them, and how good it was.
+    """A trajectory as the trainer sees it: tokens, loss mask and advantage.
 
-    The advantage is that of every token in the loss. `old_logprob` is what the dense policy gave
-    the tokens at the rollout's weights; None until it has read them.
+    The advantage is that of every token in the loss. `old_logprob` is of the dense policy at the
+    weights of the rollout; None until computed.
     """
 
     ids: Int32Array
@@ -119,7 +119,7 @@ class TrainSample(Record):
 
     @property
     def learnt(self) -> int:
-        """Tokens in the loss."""
+        """Number of tokens in the loss."""
         return int(self.loss_mask.sum())
 
     @classmethod
@@ -138,7 +138,7 @@ class TrainSample(Record):
 
 
 class Document(Record):
-    """The first `prompt` tokens are given, the others are learnt."""
+    """A text for supervised training: the first `prompt` tokens are not in the loss."""
 
     ids: Int32Array
     prompt: int

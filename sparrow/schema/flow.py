@@ -1,4 +1,4 @@
-"""`sparrow flow`: configurations, and what is known of a flow: that it is right, how good it is."""
+"""Configurations and results of `sparrow flow`: tests and quality of flows."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,7 +69,7 @@ class FlowTextsConfig(Record):
 
 
 class Configuration(Record):
-    """All of a rule that is not its formula, but for the budget. The defaults are the paper's."""
+    """The parameters of a rule besides its formula and budget. The defaults are the paper's."""
 
     page: int = 16
     first: int = 1
@@ -78,7 +78,7 @@ class Configuration(Record):
 
 
 class FlowField(Record):
-    """What a flow keeps with a page. Bytes are of one page and KV head, bf16 keys."""
+    """A field that a flow stores with a page. Bytes are of one page and KV head, bf16 keys."""
 
     name: str
     kind: str
@@ -87,15 +87,15 @@ class FlowField(Record):
 
 
 class FlowTest(Record):
-    """How two ways to choose pages compared on one sequence: choices are of a token and KV head."""
+    """The comparison of two implementations on one sequence; a choice is of a token and KV head."""
 
     sequence: str
     compared: str
     choices: int
-    near_ties: int  # differ, but by pages of equal score up to rounding
+    near_ties: int  # differ by pages of equal score up to rounding
     different: int
-    ties: bool  # whether any number of near ties is right
-    first: str  # where the first difference is
+    ties: bool  # whether any number of near ties is accepted
+    first: str  # place of the first difference
     passed: bool
 
 
@@ -125,11 +125,11 @@ class FlowCheck(Table, Record):
     device: str
     tests: tuple[FlowTest, ...] = ()
     passed: bool = True
-    unordered: int = 0  # scores that are no numbers: such pages are kept last
+    unordered: int = 0  # scores that are NaN: such pages are selected last
 
 
 class Errors(Record):
-    """Attention error on the dense stream, means; None where nothing was dropped.
+    """Mean attention error on the dense residual stream; None if nothing was dropped.
 
     recall  share of the pages of greatest attention mass that were kept, as many as the budget
             pays, without those that every rule keeps
@@ -143,7 +143,7 @@ class Errors(Record):
 
 
 class FlowText(Record):
-    """A text that was read, by the digest of its tokens."""
+    """A text, with the digest of its tokens."""
 
     name: str
     kind: str
@@ -152,7 +152,7 @@ class FlowText(Record):
 
 
 class FlowScore(Errors, Configuration):
-    """A flow in a configuration under a budget: means over texts, with 95 % intervals over them.
+    """A flow with a budget: means over texts, with 95 % intervals over texts.
 
     gain                above the block mean in the same configuration
     configuration_gain  of the block mean in this configuration above that in the reference's
@@ -208,7 +208,7 @@ class FlowScores(Table, Record):
     rows: tuple[FlowScore, ...]
 
     def leaderboard(self, when: str) -> list[dict[str, Any]]:
-        """One line for every flow that was submitted and every budget.
+        """Return the lines of the leaderboard: one for every submitted flow and budget.
 
         gained_by_formula        p05 above the block mean's in the same configuration
         gained_by_configuration  what the block mean itself gains from that configuration over the

@@ -1,4 +1,4 @@
-"""What the gate is told, what it sees, and what it does about it: records, for logs and files.
+"""Records of the gate: measured acceptance, statistics by length, and actions.
 
 Lengths are total lengths at which tokens were drawn, the variable that a schedule looks up: a token
 that is number i of its sequence, from 0, prompt included, was drawn at length i.
@@ -14,16 +14,16 @@ from sparrow.schema.base import Float32Array, Int32Array, Record
 State = Literal["sparse", "dense", "unjudged"]
 Kind = Literal["raise", "dense", "lower", "stop", "warn"]
 
-ROUNDING = 1e-3  # by which sums of probabilities may leave 0 to 1
+ROUNDING = 1e-3  # tolerance of sums of probabilities
 
 
 class Reading(Record):
     """Exact acceptance of the sampled tokens of one trajectory."""
 
-    prompt: str  # intervals draw whole prompts anew, so the same text has the same name
+    prompt: str  # the unit of resampling for intervals
     lengths: Int32Array
     alpha: Float32Array  # sum_v min(p(v), q(v))
-    entropy: Float32Array | None = None  # of the policy where each was drawn, nats
+    entropy: Float32Array | None = None  # of the policy at each token, in nats
 
     def _check(self) -> None:
         self._require_aligned("lengths", "alpha", "entropy")
@@ -34,7 +34,7 @@ class Reading(Record):
 class RatioEstimate(Record):
     """min(1, p(x) / q(x)) of the sampled tokens of one trajectory.
 
-    Its mean is that of alpha without bias; its quantiles are not alpha's and are never taken.
+    Its mean is an unbiased estimate of that of alpha; its quantiles are not, and are not used.
     """
 
     lengths: Int32Array
@@ -47,10 +47,10 @@ class RatioEstimate(Record):
 
 
 class Figures(Record):
-    """Acceptance over tokens of a window; None where there are no tokens to tell."""
+    """Statistics of acceptance over the tokens of a window; None without tokens."""
 
     tokens: int  # measured exactly
-    prompts: int  # that they are of
+    prompts: int  # of these tokens
     p01: float | None
     p05: float | None
     low: float | None  # 95 % interval of p05, over prompts
@@ -62,14 +62,14 @@ class Figures(Record):
 
     @property
     def tail(self) -> tuple[float, float, float]:
-        """p05, and the ends of its interval."""
+        """p05 with the ends of its interval."""
         if self.p05 is None or self.low is None or self.high is None:
             raise ValueError("Figures.tail: got no tokens, allowed: at least one")
         return self.p05, self.low, self.high
 
 
 class BinLook(Figures):
-    """One bin of lengths as it was when these tokens were drawn: before actions of this look."""
+    """Statistics of one bin of lengths, with the budget that its tokens were sampled with."""
 
     start: int
     stop: int | None  # None: open
@@ -78,12 +78,12 @@ class BinLook(Figures):
 
     @property
     def judged(self) -> bool:
-        """Whether there are tokens and prompts enough to act on."""
+        """Whether there are enough tokens and prompts to act on."""
         return self.state != "unjudged"
 
 
 class Action(Record):
-    """What the gate did in one bin, and why. Budgets are the schedule's common ones."""
+    """An action of the gate in one bin, with its reason. Budgets are the common ones."""
 
     step: int
     kind: Kind
@@ -99,7 +99,7 @@ class Action(Record):
 
 
 class Look(Record):
-    """What the gate sees after a step, and what it does."""
+    """Statistics and actions of the gate after a step."""
 
     step: int
     target: float
@@ -110,31 +110,31 @@ class Look(Record):
 
 
 def metrics(look: Look) -> dict[str, float]:
-    """The look as named numbers. What is unknown (no tokens, no judged bin) is left out.
+    """Return the metrics of a step. Unknown ones (no tokens, no judged bin) are left out.
 
     accept_* are over the exact tokens of all windows together (the last steps, as many as the gate
     looks at; less after an action), accept_estimate over all their tokens. accept_*/bin_START are
-    of one judged bin, and accept_p05_min is p05 of the worst of them: what the target is about.
+    of one judged bin, and accept_p05_min is the lowest p05 among them, which the target is for.
     kv_budget is the mean over this step's tokens of what the common budget lets them read, never
     more than their length. gate_violation_frac is the share of judged bins with p05 below target.
     """
-    judged = [each for each in look.bins if each.judged]
+    judged = [item for item in look.bins if item.judged]
     named = {f"accept_{name}": value for name, value in _figures(look.overall).items()}
     named["kv_budget"] = look.budget
     if judged:
-        tails = [each.tail[0] for each in judged]
+        tails = [item.tail[0] for item in judged]
         named["accept_p05_min"] = min(tails)
         named["gate_violation_frac"] = sum(p05 < look.target for p05 in tails) / len(tails)
-    for each in judged:
-        figures = _figures(each).items()
-        named |= {f"accept_{name}/bin_{each.start}": value for name, value in figures}
+    for item in judged:
+        figures = _figures(item).items()
+        named |= {f"accept_{name}/bin_{item.start}": value for name, value in figures}
     return {f"sparse/{name}": value for name, value in named.items() if value is not None}
 
 
-def _figures(found: Figures) -> dict[str, float | None]:
+def _figures(figures: Figures) -> dict[str, float | None]:
     fields = ("p01", "p05", "low", "high", "p50", "mean", "estimate")
     named = {"low": "p05_low", "high": "p05_high"}
-    return {named.get(field, field): getattr(found, field) for field in fields}
+    return {named.get(field, field): getattr(figures, field) for field in fields}
 
 
 def _outside(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""A plan as it is written: budgets by length, what they keep and cost, and what stands beside."""
+"""The result of `sparrow plan`: budgets by length, their acceptance and cost, alternatives."""
 
 from typing import ClassVar, Literal
 
@@ -7,11 +7,11 @@ from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Length
 
 By = Literal["low", "p05"]
-"""What must reach the target: the lower end of p05's interval, or p05 itself."""
+"""The value that must reach the target: the lower end of the interval of p05, or p05."""
 
 
 class PlanBin(Record):
-    """One bin of lengths. budget None keeps everything, p05 None was not measured."""
+    """A bin of lengths. budget None: dense. p05 None: not measured."""
 
     start: Length
     stop: Length | None
@@ -27,7 +27,7 @@ class PlanBin(Record):
 
 
 class PlanAside(Record):
-    """The plan at another target; where that is out of reach, the nearest one that is not."""
+    """The plan at another target; if unreachable, the nearest target that is reachable."""
 
     target: float
     budgets: tuple[int | None, ...] = ()
@@ -38,7 +38,7 @@ class PlanAside(Record):
 
 
 class ComparedBin(Record):
-    """What the surface says of another schedule's budget, at least."""
+    """The p05 of the surface for the budget of another schedule, or for the next smaller one."""
 
     start: int
     budget: int | None
@@ -47,7 +47,7 @@ class ComparedBin(Record):
 
 
 class Compared(Record):
-    """Another schedule on the same rollout."""
+    """Another schedule on the same workload."""
 
     name: str
     starts: tuple[int, ...]
@@ -58,7 +58,7 @@ class Compared(Record):
 
 
 class CheckedBin(Record):
-    """What a check run under the plan's schedule measured."""
+    """The acceptance measured by a check run with the schedule of the plan."""
 
     start: int
     stop: int
@@ -69,7 +69,7 @@ class CheckedBin(Record):
 
 
 class PlannedVariant(Record):
-    """A variant that was planned with."""
+    """A variant that the plan considered."""
 
     name: str
     speed_up: float

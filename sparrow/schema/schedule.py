@@ -1,8 +1,8 @@
 """Budget schedules: how many tokens decoding keeps at each length, as data with provenance.
 
-A schedule counts in tokens, all kept ones included (reserved pages and the unfinished page too),
-and says which selection rule and model family it was measured with. It may be forced elsewhere, and
-then says that too. No torch: plans and reports read them as well.
+Budgets count all kept tokens, those of reserved pages and of the unfinished page included. A
+schedule names the selection rule and model family that it was measured with; one that is forced
+onto another records that.
 """
 
 from bisect import bisect_right
@@ -23,20 +23,20 @@ DENSE = 2**31 - 1
 """The budget of a layer or request that keeps everything: the largest int32."""
 
 PLACE = ("family", "flow", "flow_digest", "page", "first", "last", "dense_layers")
-"""The fields that say where a schedule's budgets hold."""
+"""The fields that budgets depend on."""
 
 
 class Note(Record):
-    """One statement on where a schedule comes from."""
+    """A statement on the origin of a schedule."""
 
     key: str
     text: str
 
 
 class LayerBudgets(Record):
-    """Budgets that one layer has instead of the schedule's common ones, over the same bins.
+    """Budgets of one layer in place of the common ones, over the same bins.
 
-    With a head, they are those of one KV head of the layer alone.
+    With a head, those of one KV head of the layer.
     """
 
     layer: NotNegative
@@ -68,7 +68,7 @@ class Schedule(Table, File):
     model: str | None = None  # the model it was measured on
     family: NotEmpty | None = None  # that model's, as "qwen3"; None: made by hand, for any
     provenance: tuple[Note, ...] = ()
-    forced: tuple[Note, ...] = ()  # by field: what it was made for, where that is not what it says
+    forced: tuple[Note, ...] = ()  # the original values of fields that were forced
 
     @classmethod
     def fixed(cls, budget: int, **settings: Any) -> "Schedule":
@@ -81,23 +81,23 @@ class Schedule(Table, File):
         return cls(lengths=np.zeros(1, np.int32), budgets=np.array([budget]), **settings)
 
     def budget(self, length: int, layer: int | None = None, head: int | None = None) -> int:
-        """Tokens to keep at a total length: of a layer (DENSE if it stays dense), or in common."""
+        """Return the budget at a total length: of a layer (DENSE: dense), or the common one."""
         return int(self.budgets_of(layer, head)[bisect_right(self.lengths, length) - 1])
 
     def budgets_of(self, layer: int | None = None, head: int | None = None) -> Int32Array:
-        """The budgets of every bin: of a layer (DENSE if it stays dense), or in common.
+        """Return the budgets of every bin: of a layer (DENSE if it is dense), or the common ones.
 
-        Of a KV head of the layer those it has of its own, else the layer's.
+        head: those of a KV head, where it has budgets of its own.
         """
         if layer in self.dense_layers:
             return np.full_like(self.budgets, DENSE)
-        own = {item.head: item.budgets for item in self.layers if item.layer == layer}
-        return own.get(head, own.get(None, self.budgets))
+        by_head = {item.head: item.budgets for item in self.layers if item.layer == layer}
+        return by_head.get(head, by_head.get(None, self.budgets))
 
     def kept(
         self, lengths: npt.NDArray[np.int64], layer: int, head: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """`kept_tokens` of a layer at each of these total lengths, which are at least 1."""
+        """Return the kept tokens of a layer at these total lengths, which are at least 1."""
         budget = self.budgets_of(layer, head).astype(np.int64)
         budget = budget[np.searchsorted(self.lengths, lengths, side="right") - 1]
         return _kept(lengths, budget, self.page, self.first, self.last)
@@ -105,15 +105,15 @@ class Schedule(Table, File):
     def kept_of_heads(
         self, lengths: npt.NDArray[np.int64], layer: int, kv_heads: int
     ) -> npt.NDArray[np.float64]:
-        """`kept`, averaged over the KV heads of the layer."""
+        """Return the kept tokens of a layer, averaged over its KV heads."""
         if not any(item.layer == layer and item.head is not None for item in self.layers):
             return self.kept(lengths, layer).astype(np.float64)
         return np.mean([self.kept(lengths, layer, head) for head in range(kv_heads)], axis=0)
 
     def misfits(self, place: Mapping[str, Any]) -> dict[str, Any]:
-        """Those fields of a place (see PLACE) that are not what the schedule was made for.
+        """Return the fields of a place (see PLACE) that differ from those of the schedule.
 
-        A schedule without a family or flow digest is for any, and so is a place.
+        A family or flow digest of None matches any.
         """
         return {
             field: value
@@ -123,10 +123,10 @@ class Schedule(Table, File):
         }
 
     def forced_onto(self, **place: Any) -> "Schedule":
-        """The same budgets at a place they were not made for; `describe` says so from then on.
+        """Return the same budgets for another place; `describe` then shows that it was forced.
 
-        place: any fields of PLACE. How far decoding strays there is unmeasured. Layers that are
-        dense there lose the budgets of their own.
+        place: any fields of PLACE. Acceptance there is unmeasured. Layers that are dense there lose
+        their own budgets.
         """
         if "dense_layers" in place:
             place["dense_layers"] = tuple(sorted(place["dense_layers"]))
@@ -177,8 +177,8 @@ class Schedule(Table, File):
         if least == most:
             return f"budget {least} tokens"
         by = [f"length ({len(self.lengths)} bins)"] if len(self.lengths) > 1 else []
-        own = {item.layer for item in self.layers}
-        by += [f"layer ({len(own)} with budgets of their own)"] if own else []
+        layers = {item.layer for item in self.layers}
+        by += [f"layer ({len(layers)} with budgets of their own)"] if layers else []
         heads = sum(item.head is not None for item in self.layers)
         by += [f"KV head ({heads} with budgets of their own)"] if heads else []
         upto = "all" if most == DENSE else most
@@ -216,10 +216,10 @@ class Schedule(Table, File):
 
 
 def kept_tokens(length: int, budget: int, page: int = 16, first: int = 1, last: int = 2) -> int:
-    """How many tokens a sequence keeps under a budget, exactly as `ops.select_pages` keeps them.
+    """Return how many tokens of a sequence `ops.select_pages` keeps with a budget.
 
-    As many whole pages as the budget pays beside the last one, which may be unfinished; never fewer
-    than the reserved pages, never more than there are.
+    As many whole pages as fit in the budget with the last page, which may be unfinished; at least
+    the reserved pages, at most all.
     """
     kept = _kept(np.array(length), np.array(budget), page, first, last)
     return int(kept) if length else 0
@@ -239,10 +239,10 @@ def _kept(
 
 
 def _said(value: object) -> str:
-    """A field of a place, for people."""
+    """Format a field of a place."""
     return (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
 
 
 def _ascending(values: Sequence[int]) -> bool:
-    """Distinct and in order, so that equal schedules are written alike."""
+    """Whether values are strictly ascending."""
     return all(a < b for a, b in pairwise([-1, *values]))

@@ -1,6 +1,6 @@
-"""The surface: what was measured of a model, by flow, budget and length, as one documented file.
+"""The surface: acceptance of a model by flow, budget and length, as a file.
 
-docs/calibrate.md describes every field. numpy and no torch: plans and plots read surfaces too.
+docs/calibrate.md describes every field.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ LONGEST = 2**31 - 1  # tokens
 Length = Annotated[int, Field(ge=0, le=LONGEST)]
 Layer = Annotated[int, Field(ge=0, le=2**16)]
 LEAST_PROMPTS = 48
-"""Below so many prompts an interval over prompts is narrower than it says."""
+"""With fewer prompts, intervals over prompts are too narrow."""
 
 
 class Variant(Record):
-    """What chooses pages, apart from how many: a flow, its configuration, budgets by layer.
+    """A page selection apart from its budget: a flow, its parameters, shares by layer.
 
     shares: by layer, the multiple of the budget that the layer gets; none: every layer gets it.
     """
@@ -39,7 +39,7 @@ class Variant(Record):
     flow_digest: str | None = None  # of the flow's formula, which schedules hold
 
     def schedule(self, lengths: Sequence[int], budgets: Sequence[int], **fields: Any) -> Schedule:
-        """The schedule of these bins; budgets of single layers follow from the shares."""
+        """Make the schedule of these bins; budgets of layers follow from the shares."""
         common = np.asarray(budgets, dtype=np.int32)
         fields = {"name": f"{self.name}-{budgets[0]}"} | fields
         return Schedule(
@@ -55,17 +55,17 @@ class Variant(Record):
         )
 
     def _share_of(self, budgets: Int32Array, share: float) -> Int32Array:
-        """A multiple of budgets in whole pages, never less than the pages always kept."""
+        """Multiply budgets, in whole pages, at least the pages that are always kept."""
         least = (self.first + self.last) * self.page
         pages = np.rint(budgets.astype(np.float64) * share / self.page).astype(np.int64) * self.page
         return np.where(budgets == DENSE, DENSE, np.clip(pages, least, DENSE)).astype(np.int32)
 
 
 class Estimators(Record):
-    """Cheap estimates of acceptance beside the exact one, over the tokens of a cell.
+    """Cheap estimates of acceptance, compared with the exact one, over the tokens of a cell.
 
     The sampled ratio min(1, p(x)/q(x)) is unbiased for the mean; its quantiles are not those of
-    acceptance, and are shown to say so. None where tokens were given, not sampled.
+    acceptance, which the comparison shows. None for teacher-forced tokens.
     """
 
     top_k: int
@@ -80,7 +80,7 @@ class Estimators(Record):
 
 
 class Cell(Record):
-    """Acceptance of the tokens of one variant and budget that were drawn in one bin of lengths.
+    """Acceptance of the tokens of one variant, budget and bin of lengths.
 
     start <= total length < stop; the interval of p05 is over prompts. budget None is dense.
     """
@@ -152,7 +152,7 @@ class Surface(Table, File):
     layers: tuple[LayerLoss, ...]
     lengths: tuple[Length, ...]  # final lengths of the sequences that the dense policy wrote
     prompt_tokens: Length  # of a prompt, the median; 0: not known
-    undecided: tuple[str, ...]  # what the plan still depends on
+    undecided: tuple[str, ...]  # cells that may still change the plan
     warnings: tuple[str, ...]
     versions: tuple[str, ...]
     command: str
@@ -175,20 +175,20 @@ class Surface(Table, File):
         for variant in self.variants:
             if variant.name == name:
                 return variant
-        known = ", ".join(variant.name for variant in self.variants)
-        raise ValueError(f"the surface has no variant {name!r}; it has {known}")
+        names = ", ".join(variant.name for variant in self.variants)
+        raise ValueError(f"unknown variant {name!r} of the surface; expected one of {names}")
 
     def kept(self, variant: str) -> list[int]:
-        """The budgets of a variant that were measured, rising."""
+        """Return the measured budgets of a variant, ascending."""
         return sorted({c.budget for c in self.cells if c.variant == variant and c.budget})
 
     def of(self, variant: str, budget: int) -> list[Cell]:
-        """The cells of one variant and budget, in the order of lengths."""
+        """Return the cells of a variant and budget, by length."""
         return [cell for cell in self.cells if (cell.variant, cell.budget) == (variant, budget)]
 
 
 def reach(cells: Sequence[Cell]) -> dict[int, float]:
-    """By the start of a bin, the share of an arm's prompts that have a token in it or later."""
+    """Return, by start of a bin, the share of prompts with a token in it or later."""
     most = max((cell.prompts for cell in cells), default=0)
     return {
         cell.start: max(later.prompts for later in cells if later.start >= cell.start) / most

@@ -1,4 +1,4 @@
-"""The configuration of `sparrow train`: sparse rollout, dense policy, a guarded tail."""
+"""The configuration of `sparrow train`."""
 
 import re
 from typing import Annotated, ClassVar, Literal
@@ -45,26 +45,26 @@ class TrainModelConfig(Record):
 
 
 class RowsConfig(Record):
-    """Where rows come from, and who judges them. One of task and rows."""
+    """Rows and their reward: a task, or rows."""
 
     # A puzzle family (assignments, countdown, graph), or gym/NAME of reasoning-gym.
     task: Name | None = None
-    length: Tokens = 500  # of a task: the dial, about how many tokens a chain has
+    length: Tokens = 500  # of a task: approximate tokens of a solution
     # Of a task: the seed of the first row. Lower ones are for evaluation.
     first: RowNumber = 100_000
     prompts: Annotated[int, Field(ge=1, lt=2**63)] | None = (
-        None  # of a task: so many different rows, then again; None: no end
+        None  # of a task: number of rows, which then repeat; None: unlimited
     )
     # Rows: a .jsonl, .csv or .parquet file, or a dataset of the hub (owner/name[:split]).
     rows: Name | None = None
     columns: ColumnsConfig = ColumnsConfig()
-    # Who judges rows: math, or module:function with the signature reward(text, answer) or verl's
+    # The reward of rows: math, or module:function with the signature reward(text, answer) or verl's
     # compute_score(data_source, solution_str, ground_truth, extra_info). None: by data_source.
     reward: Name | None = None
     deadline: Seconds = 10.0  # seconds a verdict may take before the verifier is killed
-    workers: Workers = 2  # processes that judge
-    memory_gib: Gib | None = None  # that each of them and what it starts may take
-    shuffle: bool = True  # rows of a file: another order in every epoch
+    workers: Workers = 2  # processes that run the reward
+    memory_gib: Gib | None = None  # memory limit of each of them with its children
+    shuffle: bool = True  # rows of a file, anew in every epoch
 
     def _check(self) -> None:
         self.require((self.task is None) != (self.rows is None), "task", "one of task and rows")
@@ -73,32 +73,32 @@ class RowsConfig(Record):
 
 
 class RolloutConfig(Record):
-    """How answers are sampled. Training wants the model's own distribution: temperature 1."""
+    """Sampling of rollouts, at temperature 1: from the unmodified distribution."""
 
     prompts: Count = 16  # a step
     samples: Count = 8  # a prompt
     max_tokens: Tokens = 1024  # of an answer
-    max_prompt: Tokens | None = None  # longer prompts are left out, counted; None: what fits
+    max_prompt: Tokens | None = None  # longer prompts are skipped and counted; None: what fits
     temperature: Annotated[float, Field(ge=1.0, le=1.0)] = 1.0
     attention: AttentionConfig = AttentionConfig()
     episode: Name | None = None  # module:function, async (actor, example) -> trajectories
-    max_running: Count | None = None  # samples that decode together
-    kv_gib: Gib | None = None  # memory for keys and values; None: what there is
-    sleep: bool = True  # whether the engine gives its memory back while the trainer works
+    max_running: Count | None = None  # samples decoded in one batch
+    kv_gib: Gib | None = None  # memory of the KV cache; None: what is free
+    sleep: bool = True  # the engine frees its memory during the update
 
     def _check(self) -> None:
         refuse_many("RolloutConfig", {"prompts": self.prompts, "samples": self.samples})
 
 
 class Choice(Record):
-    """A function by its name here, or module:function, and what it is called with."""
+    """A built-in function by name, or module:function, with its arguments."""
 
     use: Name
     settings: dict[str, Setting] = Field(default_factory=dict)
 
 
 class AlgorithmConfig(Record):
-    """The objective. The algorithm decides what is None."""
+    """The objective; None: the default of the algorithm."""
 
     name: Literal["grpo", "dr-grpo", "dapo", "rloo", "remax", "reinforce++"] = "grpo"
     advantage: Name | None = None  # by name, or module:function
@@ -118,7 +118,7 @@ class AlgorithmConfig(Record):
 
 
 class BatchConfig(Record):
-    """How a step's samples become updates."""
+    """Optimiser steps and micro-batches of a training step."""
 
     updates: Count = 1  # optimiser steps, each on a share of the prompts
     tokens: BatchTokens = 16384  # of a micro-batch; a longer sequence is alone
@@ -127,7 +127,7 @@ class BatchConfig(Record):
 
 
 class GateConfig(Record):
-    """The tail gate: the 5th percentile of acceptance by length, and what is done about it."""
+    """The gate on p05 of acceptance by length."""
 
     mode: Literal["off", "warn", "act"] = "act"
     target: Fraction = 0.86
@@ -167,7 +167,7 @@ class ValidationConfig(Record):
 
 
 class TrainRunConfig(Record):
-    """How long it runs and what it leaves behind."""
+    """Length and output of a run."""
 
     out: Directory | None = None  # None: runs/train/NAME of the configuration
     name: FolderName = "train"
@@ -184,7 +184,7 @@ class TrainRunConfig(Record):
 
 
 class OptimiserConfig(Record):
-    """AdamW. The rate goes up along a line, stays, and at the end goes down along a line."""
+    """AdamW with linear warm-up and linear decay."""
 
     rate: Rate = 2e-3
     warm_up: StepsOrZero = 200
@@ -197,7 +197,7 @@ class OptimiserConfig(Record):
 
 
 class RateConfig(OptimiserConfig):
-    """AdamW at a constant rate, the defaults of RL."""
+    """AdamW with a constant learning rate, the default of RL."""
 
     rate: RateOrZero = 1e-6
     warm_up: StepsOrZero = 0
@@ -258,7 +258,7 @@ class TrainConfig(Record):
             self._refuse_seen()
 
     def _refuse_seen(self) -> None:
-        """Rows of validation must not be rows of training."""
+        """Refuse validation on rows of the training."""
         held, data = self.validation, self.data
         places = [held.rows, *held.sets.values()]
         apart = data.rows is None or ({*places} - {None} and data.rows not in places)
@@ -272,12 +272,12 @@ class TrainConfig(Record):
         self.require(not seen, "validation.first", f"rows apart from those of training, {seeds}")
 
 
-# Which settings name code that a run imports. A configuration that a user gives may name code; one
-# that comes with somebody's files may not make us import it unasked. Every text that has the form
-# of an import path counts (module:function, or a file of Python), but for the settings in DATA: a
-# setting that is added later is refused until it is known here.
+# Settings that name code, which a run imports. A user's own configuration may name code; a
+# configuration found in a run directory is untrusted, and its code is not imported unless allowed.
+# Every text in the form of an import path counts (module:function, or a Python file), except in the
+# settings of DATA: new settings are refused until they are listed there.
 
-# Settings of `sparrow train` that name no code, whatever they say; keys in lists without a number.
+# Settings of `sparrow train` that never name code; keys in lists without a number.
 DATA = {
     "algorithm.name",
     "algorithm.reference",
@@ -305,7 +305,7 @@ ARGUMENTS = (".settings.", "chat.template.", "validation.sets.")
 
 
 def code_settings(config: TrainConfig) -> dict[str, str]:
-    """What a configuration would have us import, by dotted key, such as {"rollout.episode": "m:f"}.
+    """Return the code that a configuration names, by dotted key, as {"rollout.episode": "m:f"}.
 
     Names of what is part of the package (math, token-tis, quest) are no code in this sense.
     """
@@ -320,5 +320,5 @@ def code_settings(config: TrainConfig) -> dict[str, str]:
 
 
 def names_code(text: str) -> bool:
-    """Whether a text has the form of an import path: module:name, or a file of Python."""
+    """Whether a text has the form of an import path: module:name, or a Python file."""
     return ":" in text or text.endswith(".py")

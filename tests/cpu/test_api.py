@@ -12,7 +12,6 @@ import pytest
 from support.training import config, model_folder
 
 from sparrow import api, models
-from sparrow.arguments import make_config
 from sparrow.calibration.planning.plan import Unreachable
 from sparrow.dataflow.event_loop import run_coroutine
 from sparrow.dataflow.local.messages import NoCallbacks
@@ -20,7 +19,6 @@ from sparrow.dataflow.stopping import Stopped
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
-from sparrow.schema.train import TrainConfig
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow
 from sparrow.tasks.base import decode
@@ -129,10 +127,7 @@ def test_what_cannot_be_is_a_value_error_that_names_the_field(tmp_path: Path) ->
             call()
 
 
-def test_tables_change_what_they_name() -> None:
-    config = make_config(TrainConfig, ("tiny",), {"run": {"steps": 3}})
-    again = make_config(TrainConfig, (config,), {"run": {"seed": 7}})
-    assert (again.run.name, again.run.steps, again.run.seed) == ("tiny", 3, 7)
+def test_a_surface_is_a_file_a_folder_or_an_object() -> None:
     for wrong in (5, None, {}):
         with pytest.raises(ValueError, match="surface"):
             api.plan(wrong)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import sparrow
-from sparrow.arguments import make_config
+from sparrow.arguments import configured
 from sparrow.functions import resolve
 from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.common import GenerateConfig, ReportConfig
@@ -20,8 +20,17 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARROW_HOME", str(tmp_path / "cache"))
 
 
+def make_config(cls: Any, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    return configured(cls)(lambda config: config)(*arguments, **settings)
+
+
 def train(*arguments: Any, **settings: Any) -> TrainConfig:
     return make_config(TrainConfig, arguments, settings)
+
+
+def test_tables_change_what_they_name() -> None:
+    again = train(train("tiny", run={"steps": 3}), run={"seed": 7})
+    assert (again.run.name, again.run.steps, again.run.seed) == ("tiny", 3, 7)
 
 
 def test_model_first_then_rows_and_settings_by_short_name_or_section() -> None:

@@ -108,9 +108,6 @@ class NoCallbacks(Callbacks):
     """Callbacks that do nothing."""
 
 
-Watcher = Callbacks  # the earlier name
-
-
 class Clock:
     """Seconds of the parts of a step."""
 
