@@ -85,7 +85,7 @@ def test_interrupted_it_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on" in " ".join(err.split())
+    assert "the same command resumes" in " ".join(err.split())
     assert "Traceback" not in err
     done = run(*words, "-o", tmp_path)
     assert done.code == 0, done.stderr
@@ -136,7 +136,7 @@ def test_bad_plans_are_one_message(folder: Path) -> None:
     assert "nowhere.json" in refused("plan", "nowhere.json")
     assert "surface" in refused("plan", folder / "measured.jsonl")
     run("plan", surface, "-t", "0.3", "--by", "p05", "--no-plots", "-o", folder)
-    assert "sparrow calibrate makes one" in refused("plan", folder / "plan.json")
+    assert "sparrow calibrate" in refused("plan", folder / "plan.json")
     for words, name in (
         (("--hardware", "abacus"), "abacus"),
         (("--by", "luck"), "--by luck"),

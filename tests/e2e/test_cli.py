@@ -39,7 +39,7 @@ def test_generates_and_leaves_a_run_directory(folder: Path, tmp_path: Path) -> N
     assert lines[0]["finish_reason"] == "length"
     again = run("generate", "-m", folder, "hello", *SHORT, "--out", out)
     assert again.code == 2
-    assert "a directory of its own" in again.stderr
+    assert "completions.jsonl" in again.stderr
 
 
 def test_digests_are_checked_and_said(folder: Path, tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_a_schedule_of_another_family_must_be_forced(folder: Path, tmp_path: Pat
     Schedule.fixed(96, page=32, family="llama").save(file)
     words = ("generate", "-m", folder, "x" * 100, *SHORT, f"--attention.schedule={file}")
     said = refused(*words, "--out", out)
-    assert "family 'llama' (the engine runs 'qwen3')" in said
-    assert "page 32 (the engine runs 16)" in said
+    assert "family 'llama'" in said
+    assert "page 32" in said
     assert "--attention.force=true" in said
     assert not out.exists()
     forced = run(*words, "--attention.force=true", "--json")
