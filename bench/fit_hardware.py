@@ -39,8 +39,8 @@ from sparrow.calibration.planning.hardware import (
     EngineTimes,
     Hardware,
     StepModel,
-    as_read,
     fixed_work,
+    with_idle_landmarks,
 )
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
@@ -171,7 +171,7 @@ def non_negative(matrix: FloatArray, target: FloatArray) -> FloatArray:
 
 def _work(point: Point, product_rows: int, narrow_pages: int) -> FloatArray:
     """The quantities of a step, in the order of CONSTANTS."""
-    reads = as_read(point.reads)
+    reads = with_idle_landmarks(point.reads)
     rows, longest = len(point.lengths), int(point.lengths.max())
     fixed = fixed_work(reads, rows, longest, product_rows, narrow_pages)
     return np.concatenate([fixed, [part.sum() for part in reads.rows(point.lengths)]])

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from sparrow.reporting.calibration import cells_line
-from sparrow.reporting.page import Axis, Bar, BarGroup, Bars, Chart, Section, named_levels
+from sparrow.reporting.page import Axis, Bar, BarGroup, Bars, Chart, Section, target_levels
 from sparrow.reporting.render import svg_file
 from sparrow.schema.surface import Surface
 
@@ -50,7 +50,7 @@ def tail() -> Chart:
             cells_line(check.cells, "planned", "run-0"),
             cells_line(surface.of("block-mean", BUDGET), f"{BUDGET} tokens", "sparse"),
         ),
-        levels=named_levels([TARGET]),
+        levels=target_levels([TARGET]),
     )
 
 

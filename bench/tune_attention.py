@@ -137,13 +137,13 @@ def tune_decode(batch: Batch, kept: int | None) -> None:
     print_best(times, own, read / 1e12, "TB/s")
 
 
-def decode_plans(tokens: int) -> Iterator[decode.Plan]:
+def decode_plans(tokens: int) -> Iterator[decode.DecodePlan]:
     """Splits by schedule; how short they may be, with the first schedule only."""
     for tile, warps, stages in SCHEDULES:
         for splits in SPLITS:
             for least in LEAST if (tile, warps, stages) == SCHEDULES[0] else (128,):
                 if splits * least <= tokens or splits == 1:
-                    yield decode.Plan(tile, splits, least, warps, stages)
+                    yield decode.DecodePlan(tile, splits, least, warps, stages)
 
 
 def tune_prefill(tokens: int) -> None:
@@ -157,7 +157,7 @@ def tune_prefill(tokens: int) -> None:
     q, k, v = (t.transpose(0, 1)[None] for t in (q_THD, k, v))
     expected = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     own = prefill.plan(SIZE, 2)
-    plans = [own, *(prefill.Plan(*numbers) for numbers in BLOCKS)]
+    plans = [own, *(prefill.PrefillPlan(*numbers) for numbers in BLOCKS)]
     clock = partial(microseconds, attend)
     times = tried(prefill, plans, attend, expected[0].transpose(0, 1), clock)
     print_best(times, own, operations / 1e12, "TFLOP/s")

@@ -31,7 +31,7 @@ def constants(module: ModuleType, **values: Any) -> Iterator[None]:
 
 def microseconds(*calls: Callable[[], object], rounds: int = 15) -> float:
     """Median time of one of these calls, from replays of a CUDA graph that makes them in turn."""
-    case = timing.Case(names={}, bytes=1, calls=calls)
+    case = timing.TimedCase(names={}, bytes=1, calls=calls)
     return float(timing.measure([case], DEVICE, replays=1, rounds=rounds)[0]["us"])
 
 

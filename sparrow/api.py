@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from sparrow.dataflow.local.messages import Callbacks
     from sparrow.dataflow.preview import Preview
     from sparrow.dataflow.prompts import PromptSet
-    from sparrow.dataflow.stopping import Stopping
+    from sparrow.dataflow.stopping import GracefulShutdown
     from sparrow.models import Decoder
     from sparrow.tasks.base import Verdict
 
@@ -191,7 +191,7 @@ def _schedule_to_check(
     if config.schedule is None:
         return None
     schedule, family = named_schedule(config.schedule), model.spec.family
-    flow = resolve_flow(schedule, config.own_flow, force=config.force)
+    flow = resolve_flow(schedule, config.first_flow, force=config.force)
     if config.force:
         schedule = schedule.forced_onto(family=family, flow=flow.name, flow_digest=flow.digest)
     Rule.like(schedule, flow).check(schedule, page=schedule.page, family=family)
@@ -256,7 +256,7 @@ def train(
     loaded: "Decoder | None" = None,
     callbacks: "Callbacks | None" = None,
     report: Report = silent,
-    stopping: "Stopping | None" = None,
+    stopping: "GracefulShutdown | None" = None,
 ) -> TrainResult:
     """Train a model by RL with sparse rollouts, guarded by a gate on acceptance.
 
@@ -277,14 +277,14 @@ def train(
     """
     from sparrow.dataflow.local.loop import train as train_run
     from sparrow.dataflow.local.run import open_run
-    from sparrow.dataflow.stopping import Stopped, Stopping
+    from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 
     if loaded is not None and (loaded.source is None or loaded.edition):
         raise ValueError("train reads weights from a folder: save the model first, pass the folder")
     takes_signals = stopping is None and current_thread() is main_thread()
     with (
-        Stopping() if takes_signals else nullcontext(stopping) as graceful,
-        open_run(config, watch=callbacks, report=report, stopping=graceful) as run,
+        GracefulShutdown() if takes_signals else nullcontext(stopping) as graceful,
+        open_run(config, callbacks=callbacks, report=report, stopping=graceful) as run,
     ):
         try:
             return TrainResult.read(train_run(run).parent)
@@ -320,9 +320,9 @@ def evaluate(
       sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
       sparrow eval runs/train/tiny -t assignments -l 200 --checkpoint latest
     """
-    from sparrow.dataflow.evaluation import attending, open_parts
     from sparrow.dataflow.evaluation import evaluate as measure
-    from sparrow.dataflow.language import language_of, speaks_puzzles
+    from sparrow.dataflow.evaluation import open_engine, open_parts
+    from sparrow.dataflow.language import load_language, speaks_puzzles
 
     with ExitStack() as judges:
         parts, left_out = open_parts(config, judges)
@@ -334,7 +334,7 @@ def evaluate(
             raise ValueError(
                 f"{config.model} does not know the vocabulary of the puzzles: {choose}"
             )
-        engine, schedule = attending(model, config)
+        engine, schedule = open_engine(model, config)
         params = SamplingParams(
             n=config.samples,
             temperature=config.temperature,
@@ -346,7 +346,7 @@ def evaluate(
         evaluated = measure(
             engine,
             parts,
-            language_of(model, puzzles, chat=config.chat),
+            load_language(model, puzzles, chat=config.chat),
             params,
             model=config.model,
             schedule=schedule,
@@ -403,9 +403,9 @@ def report(config: ReportConfig) -> str:
     """
     from sparrow.reporting.markdown import markdown
     from sparrow.reporting.render import html
-    from sparrow.reporting.run_page import page_of
+    from sparrow.reporting.run_page import make_page
 
-    page = page_of(config.runs, title=config.title)
+    page = make_page(config.runs, title=config.title)
     text = markdown(page) if config.format == "md" else html(page)
     out = config.out
     if out is not None and str(out) != "-":

@@ -21,7 +21,7 @@ from sparrow.functions import register
 from sparrow.progress import is_interactive, progress_callbacks
 from sparrow.schema.base import File, Record, problems, to_dict
 from sparrow.schema.loading import load_config, merge, shipped_configs
-from sparrow.schema.options import options_of
+from sparrow.schema.options import list_options
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_folder import TrainResult
 from sparrow.schema.schedule import Schedule
@@ -83,7 +83,7 @@ def bind(
     base = _base(cls, arguments, settings)
     if base is not None:
         arguments = arguments[1:]
-    positional = [option for option in options_of(cls) if option.positional]
+    positional = [option for option in list_options(cls) if option.positional]
     names = getattr(cls, "python_arguments", [option.name for option in positional])
     free = [name for name in names if name not in settings and (base is None or name != names[0])]
     if positional and positional[-1].several and len(arguments) > len(free) > 0:

@@ -89,7 +89,7 @@ def write_whole(path: Path, parts: Iterable[str | bytes]) -> None:
         os.replace(unfinished, path)
         sync_folder(path.parent)
     except OSError as error:
-        raise explained(error, f"{path.name} in {path.parent}") from error
+        raise explain_full_disk(error, f"{path.name} in {path.parent}") from error
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -163,7 +163,7 @@ def _runs(pid: int) -> bool:
     return pid != os.getpid()
 
 
-def explained(error: OSError, what: str) -> OSError:
+def explain_full_disk(error: OSError, what: str) -> OSError:
     """A clear error for a full disk, with its errno; other errors are unchanged."""
     if error.errno not in FULL:
         return error
@@ -348,12 +348,12 @@ def strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
 # JSON lines.
 
 
-def sealed(line: str) -> str:
+def add_line_digest(line: str) -> str:
     """Add a digest of its text to a JSON line, as the last key."""
     return f'{line[:-1]}, "digest": "{_sha256(line)[:16]}"}}'
 
 
-def unsealed(line: str) -> str:
+def strip_line_digest(line: str) -> str:
     """Verify and remove the digest of a JSON line; ValueError where it does not match."""
     seal = _SEAL.search(line, max(0, len(line) - 64))
     if seal is None or seal.end() != len(line):
@@ -366,7 +366,7 @@ def unsealed(line: str) -> str:
 
 def parse_line(line: str) -> Json:
     """Parse a JSON line and verify its digest, which is left out."""
-    data = _object(parse_json(unsealed(line.rstrip("\n"))))
+    data = _object(parse_json(strip_line_digest(line.rstrip("\n"))))
     if DIGEST in data:
         raise ValueError(f"invalid digest {data[DIGEST]!r}: the line is damaged")
     return data

@@ -15,7 +15,7 @@ from sparrow.cli import main
 from sparrow.schema.base import Record
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.loading import load_config
-from sparrow.schema.options import fields_of
+from sparrow.schema.options import section_fields
 from sparrow.schema.train import TrainConfig
 from sparrow.tasks import PUZZLES
 from sparrow_recipes.study.config import StudyConfig
@@ -34,7 +34,7 @@ OPTIONS = [
 def keys_of(section: Any, above: str = "") -> list[str]:
     """Every dotted key of a configuration."""
     keys = []
-    for name, kind in fields_of(section).items():
+    for name, kind in section_fields(section).items():
         inner = keys_of(kind, f"{above}{name}.")
         keys += inner or [f"{above}{name}"]
     return keys

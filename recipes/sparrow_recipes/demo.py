@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from rich.text import Text
 
 from sparrow import __version__, api
-from sparrow.cli.output import console, counting, going_on, plain, write
+from sparrow.cli.output import console, counting, plain, resumable, write
 from sparrow.files import (
     FolderLock,
     read_document,
@@ -85,7 +85,7 @@ def demo(
       sparrow demo --open
     """
     place, begun = Place(config.out), time.monotonic()
-    with closing(open_folder(place, fresh=config.fresh)), going_on(config.out):
+    with closing(open_folder(place, fresh=config.fresh)), resumable(config.out):
         _think()
         _calibrate(place)
         _plan(place)
@@ -263,13 +263,13 @@ def _plan(place: Place) -> None:
 
 def _train(place: Place) -> None:
     from sparrow.cli.train import GATED, run_training
-    from sparrow.dataflow.stopping import Stopping
+    from sparrow.dataflow.stopping import GracefulShutdown
 
     _stage("train and evaluate", STEPS=STEPS)
     if (place.train / MODEL_FOLDER).exists() or gate_stopped(place):
         console.print("done before\n", style="dim")
         return
-    with _timed("trained"), Stopping() as stopping:
+    with _timed("trained"), GracefulShutdown() as stopping:
         try:
             run_training(training(place), stopping, brief=True)
         except SystemExit as end:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.benchmarks import timing
-from sparrow.benchmarks.timing import Case
+from sparrow.benchmarks.timing import TimedCase
 from sparrow.engine.memory import device_memory
 from sparrow.models.checkpoint import pick_device
 from sparrow.schema.bench import LayerBenchmark, LayerRow, StoredFlow
@@ -227,7 +227,7 @@ class LayerStack:
 
     # Cases.
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[TimedCase]:
         """The cases of the shape: all parts."""
         size, layers = self.kv.pages * self.heads.page_bytes(), range(self.layers)
         cases = [self._case(None, "dense", size, [partial(self.attend, n) for n in layers])]
@@ -237,11 +237,11 @@ class LayerStack:
             cases += [*self._reads(flow), *self._writes(flow)]
         return cases
 
-    def _case(self, flow: str | None, part: str, size: int, calls: Calls) -> Case:
+    def _case(self, flow: str | None, part: str, size: int, calls: Calls) -> TimedCase:
         names = {"flow": flow, "part": part, **asdict(self.shape), "layers": self.layers}
-        return Case(names=names, bytes=size, calls=calls)
+        return TimedCase(names=names, bytes=size, calls=calls)
 
-    def _reads(self, flow: str) -> list[Case]:
+    def _reads(self, flow: str) -> list[TimedCase]:
         layers, heads = range(self.layers), self.heads
         lists = [self.select(layer, flow) for layer in layers]
         kept = sum(int(chosen.counts.sum()) for chosen in lists)  # over layers, rows and KV heads
@@ -254,7 +254,7 @@ class LayerStack:
             self._case(flow, "both", fields + kv, [partial(self.both, n, flow) for n in layers]),
         ]
 
-    def _writes(self, flow: str) -> list[Case]:
+    def _writes(self, flow: str) -> list[TimedCase]:
         """Appends, to other pages at every call; what they overwrite does not matter."""
         page, batch = self.heads.page, self.shape.batch
         key = self.heads.page_bytes() // (2 * page)  # one token's, all KV heads

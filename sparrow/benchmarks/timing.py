@@ -59,7 +59,7 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class TimedCase:
     """Calls to be timed together: their names, and the bytes that one call moves."""
 
     names: dict[str, Any]
@@ -232,7 +232,7 @@ def device_seconds(work: Callable[[], object], times: int, device: torch.device)
 
 
 def measure(
-    cases: Sequence[Case], device: torch.device, *, replays: int, rounds: int
+    cases: Sequence[TimedCase], device: torch.device, *, replays: int, rounds: int
 ) -> list[dict[str, Any]]:
     """Microseconds and bandwidth of one call of every case.
 

@@ -27,9 +27,9 @@ from sparrow.calibration.replay import (
     Prompt,
     RolloutJob,
     make_arm,
+    make_variant,
     roll_out,
     teacher_force,
-    variant_of,
 )
 from sparrow.calibration.store import MeasuredSequence, Trajectories
 from sparrow.engine.engine import Engine
@@ -176,7 +176,7 @@ class Collector:
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class Findings:
     """Results of a calibration, from which a surface is made."""
 
     variants: list[Variant] = field(default_factory=list)
@@ -209,10 +209,10 @@ class Calibration:
         self.prompts = collector.prompts
         self.budgets, self.edges, self.targets = budgets, edges, targets
         self.spec = collector.model.spec
-        self.found = Found()
+        self.found = Findings()
         self._report = report or (lambda text: None)
 
-    def run(self, flows: Sequence[tuple[Flow, Variant]]) -> Found:
+    def run(self, flows: Sequence[tuple[Flow, Variant]]) -> Findings:
         """Measure flows under budgets, as far as the plan needs it, the floor, and layers."""
         for number, (flow, variant) in enumerate(flows):
             self._variant(flow, variant, beside={} if number else {DENSE: self._enough})
@@ -225,11 +225,11 @@ class Calibration:
                 self._variant(flow, suggested)
         return self.found
 
-    def check(self, flow: Flow, schedule: Schedule) -> Found:
+    def check(self, flow: Flow, schedule: Schedule) -> Findings:
         """Measure a whole schedule on every prompt, and the dense floor."""
         names = ("name", "page", "first", "last", "dense_layers")
         about = {name: getattr(schedule, name) for name in names}
-        variant = variant_of(flow, flow.name, self.spec, **about)
+        variant = make_variant(flow, flow.name, self.spec, **about)
         checked = make_arm(variant, flow, None, schedule=schedule)
         self.collector.collect({checked: len(self.prompts), DENSE: self._enough})
         self.found.variants.append(variant)

@@ -63,7 +63,7 @@ class Arm:
 DENSE = Arm()
 
 
-def variant_of(
+def make_variant(
     flow: Flow, source: str, spec: ModelSpec, *, name: str | None = None, **configuration: Any
 ) -> Variant:
     """Make a variant: a flow for a model, with page, first, last, dense_layers and shares."""

@@ -19,12 +19,12 @@ from pydantic import Field
 
 from sparrow.files import (
     Json,
+    add_line_digest,
     check_regular,
-    explained,
+    explain_full_disk,
     open_append,
     parse_line,
     refuse_links,
-    sealed,
     sync,
 )
 from sparrow.schema.base import Float32Array, Int32Array, R, Record, from_dict
@@ -90,14 +90,14 @@ class Store:
     def put(self, key: Key, figures: Json) -> Json:
         """Store figures; existing ones are kept."""
         if _text(key) not in self._places:
-            line = sealed(json.dumps({"key": dict(key), "figures": figures}))
+            line = add_line_digest(json.dumps({"key": dict(key), "figures": figures}))
             try:
                 with open_append(self.file) as file:
                     place = file.tell()
                     file.write(f"{line}\n".encode())
                     sync(file)
             except OSError as error:
-                raise explained(error, f"{self.file.name} in {self.file.parent}") from error
+                raise explain_full_disk(error, f"{self.file.name} in {self.file.parent}") from error
             self._places[_text(key)] = place
         return figures
 

@@ -91,7 +91,7 @@ def counting(what: str) -> Iterator[Counting]:
 
 
 @contextmanager
-def going_on(folder: object) -> Iterator[None]:
+def resumable(folder: object) -> Iterator[None]:
     """Exit on Ctrl-C with a note that the same command resumes."""
     try:
         yield

@@ -29,10 +29,10 @@ from sparrow.cli.output import (
     alert,
     console,
     counting,
-    going_on,
     measuring,
     notes,
     plain,
+    resumable,
     write,
     write_json,
 )
@@ -87,7 +87,7 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
     from sparrow.dataflow.calibrate import CHECK, SURFACE
 
     check = config.schedule is not None
-    with going_on(config.folder), counting(f"loading {config.model}") as progress:
+    with resumable(config.folder), counting(f"loading {config.model}") as progress:
         surface = api.calibrate(config, progress=progress, report=note)
     files = [config.folder / (CHECK if check else SURFACE)]
     if plots:

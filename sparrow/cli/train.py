@@ -27,7 +27,7 @@ from sparrow.schema.train import TrainConfig
 if TYPE_CHECKING:
     from sparrow.dataflow.local.run import Run
     from sparrow.dataflow.preview import Preview
-    from sparrow.dataflow.stopping import Stopping
+    from sparrow.dataflow.stopping import GracefulShutdown
 
 GATED, DIVERGED, UNJUDGED = 3, 4, 5  # exit codes of a run that has not ended
 
@@ -49,9 +49,9 @@ def train(
     if dry_run:
         return _preview(config, json)
     from sparrow.dataflow.local.run import current_rank
-    from sparrow.dataflow.stopping import Stopping
+    from sparrow.dataflow.stopping import GracefulShutdown
 
-    with Stopping() as stopping, _named_rank():
+    with GracefulShutdown() as stopping, _named_rank():
         folder = run_training(config, stopping)
         if not current_rank():
             write(str(folder))
@@ -67,7 +67,7 @@ def _preview(config: TrainConfig, json: bool) -> int:
     return int(not preview.fits)
 
 
-def run_training(config: TrainConfig, stopping: "Stopping", *, brief: bool = False) -> Path:
+def run_training(config: TrainConfig, stopping: "GracefulShutdown", *, brief: bool = False) -> Path:
     """Run a training and show it on the terminal; exit the program if it stops early.
 
     brief: without the header.

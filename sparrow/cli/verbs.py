@@ -19,7 +19,7 @@ from sparrow.cli import show
 from sparrow.cli.train import push, replay, train
 from sparrow.schema.base import Record
 from sparrow.schema.loading import Layer, parse, resolve
-from sparrow.schema.options import Option, fields_of, options_of
+from sparrow.schema.options import Option, list_options, section_fields
 
 ABOUT = (
     "Train thinking models by RL with sparse rollouts, and measure what sparsity changes. "
@@ -71,7 +71,7 @@ class Verb(NamedTuple):
 
     @property
     def options(self) -> list[Option]:
-        return [*options_of(self.config), *self.extras]
+        return [*list_options(self.config), *self.extras]
 
     def run(self, words: Sequence[str]) -> int | None:
         parsed = parse(self.config, words, self.extras)
@@ -223,8 +223,10 @@ def _explained(option: Option) -> str:
 
 
 def _section_rows(kind: Any, above: str) -> Iterable[tuple[str, str]]:
-    sections = {name: inner for name, inner in fields_of(kind).items() if fields_of(inner)}
-    leaves = [name for name in fields_of(kind) if name not in sections]
+    sections = {
+        name: inner for name, inner in section_fields(kind).items() if section_fields(inner)
+    }
+    leaves = [name for name in section_fields(kind) if name not in sections]
     if above and leaves:
         yield above, ", ".join(leaves)
     for name, inner in sections.items():

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from sparrow.calibration.calibration import Calibration, Collector, Found
-from sparrow.calibration.replay import variant_of
+from sparrow.calibration.calibration import Calibration, Collector, Findings
+from sparrow.calibration.replay import make_variant
 from sparrow.calibration.store import Trajectories
 from sparrow.dataflow.prompts import PromptSet
 from sparrow.files import FolderLock, remove_unfinished
@@ -71,7 +71,7 @@ def calibrate(
         if schedule is None:
             calibration.run(_flows(model, config))
         else:
-            flow = resolve_flow(schedule, config.own_flow)
+            flow = resolve_flow(schedule, config.first_flow)
             calibration.check(flow, schedule)
         surface = _surface(model, weights, source, config, calibration)
         surface.save(place / (SURFACE if schedule is None else CHECK))
@@ -108,7 +108,7 @@ def _flows(model: Decoder, config: CalibrateConfig) -> list[tuple[Flow, Variant]
         name = flow.name + (f", dense {','.join(map(str, dense))}" if dense else "")
         if name in variants:
             raise ValueError(f"flows and dense layers must be unique, got {name!r} twice")
-        variant = variant_of(flow, text, model.spec, name=name, dense_layers=dense)
+        variant = make_variant(flow, text, model.spec, name=name, dense_layers=dense)
         variants[name] = (flow, variant)
     return list(variants.values())
 
@@ -166,7 +166,7 @@ def _surface(
     )
 
 
-def warnings(results: Found) -> list[str]:
+def warnings(results: Findings) -> list[str]:
     """Return warnings for readers of a surface."""
     texts = list(results.warnings)
     few = [cell.prompts for cell in results.cells if cell.prompts < LEAST_PROMPTS]
@@ -186,7 +186,7 @@ def warnings(results: Found) -> list[str]:
     return texts + survivors(results)
 
 
-def survivors(results: Found) -> list[str]:
+def survivors(results: Findings) -> list[str]:
     """Warn of survivor bias: long bins show only the prompts whose sparse answers get there."""
     dense = reach(results.floor)
     arms: dict[tuple[str, int | None], list[Cell]] = {}

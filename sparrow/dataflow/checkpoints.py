@@ -32,7 +32,7 @@ from torch import Tensor
 
 from sparrow.files import (
     FULL,
-    explained,
+    explain_full_disk,
     file_digest,
     make_folder,
     parse_json,
@@ -219,7 +219,9 @@ class Checkpoints:
         last = max(self.steps(), default=None)
         before = "there is no earlier one" if last is None else f"the last one is step {last}"
         what = f"a checkpoint of {size / 2**20:.1f} MiB in {self.folder}; {before}"
-        return explained(error, f"{what}; free space and start again: the run resumes from there")
+        return explain_full_disk(
+            error, f"{what}; free space and start again: the run resumes from there"
+        )
 
 
 def _meta(place: Path, step: int) -> Meta:

@@ -282,7 +282,7 @@ def shaped_reward(trajectory: Trajectory, algorithm: Algorithm, limit: int) -> f
     return trajectory.reward + overlong_penalty(tokens, limit=limit, cushion=algorithm.overlong)
 
 
-def episode_of(path: str | None) -> Episode:
+def load_episode(path: str | None) -> Episode:
     """Return the episode that a configuration names; None: a single turn."""
     if path is None:
         return single_turn

@@ -22,7 +22,7 @@ from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.dataflow.event_loop import run_coroutine
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.run_files import CHECKPOINTS
-from sparrow.engine.answer import placed_schedule
+from sparrow.engine.answer import resolve_schedule
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, load
 from sparrow.schema.common import AttentionConfig
@@ -45,7 +45,7 @@ from sparrow.sparse.rule import Rule
 from sparrow.stats import attempts, mean_at_k, pass_at_k
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example, Examples, Judge, Verdict, wrong
-from sparrow.tasks.choosing import judge_of, rows_of
+from sparrow.tasks.choosing import open_judge, open_rows
 from sparrow.tasks.rows import FileRows
 
 LENGTHS = (200, 500, 1000)  # of puzzles, by default
@@ -151,8 +151,8 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
         chosen = RowsConfig(
             rows=config.rows, columns=config.columns, reward=config.reward, shuffle=False
         )
-        rows = rows_of(chosen, seed=0)
-        judge = judges.enter_context(closing(judge_of(chosen, rows)))
+        rows = open_rows(chosen, seed=0)
+        judge = judges.enter_context(closing(open_judge(chosen, rows)))
         tokens = config.max_tokens or FILE_TOKENS
         parts = Part.of(rows, judge, first=config.skip, count=config.prompts, max_tokens=tokens)
         return parts, rows.problems
@@ -161,11 +161,11 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
         usual, room = (LENGTHS, ROOM) if task in PUZZLES else ((GYM_TOKENS,), 1.0)
         lengths = list(dict.fromkeys(config.length or usual))
         settings = [RowsConfig(task=task, length=length, first=0) for length in lengths]
-        first = rows_of(settings[0], seed=0)
-        judge = judges.enter_context(closing(judge_of(settings[0], first)))
+        first = open_rows(settings[0], seed=0)
+        judge = judges.enter_context(closing(open_judge(settings[0], first)))
         for length, chosen in zip(lengths, settings, strict=True):
             parts += Part.of(
-                rows_of(chosen, seed=0),
+                open_rows(chosen, seed=0),
                 judge,
                 first=config.skip,
                 count=config.prompts or ROWS,
@@ -198,7 +198,7 @@ def load_policy(
     return model
 
 
-def attending(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedule | None]:
+def open_engine(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedule | None]:
     """Open a backend, and return the schedule for its requests.
 
     budget: tokens that a flow keeps. window: only the last tokens are attended, no first page and
@@ -212,7 +212,7 @@ def attending(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedu
         raise ValueError(f"flow {config.flow!r} needs a budget or a schedule")
     flow_name = None if config.budget else config.flow
     attention = AttentionConfig(schedule=config.schedule, flow=flow_name, force=config.force)
-    schedule, flow = placed_schedule(attention, model.spec.family)
+    schedule, flow = resolve_schedule(attention, model.spec.family)
     if config.window is not None:
         kept = {"first": 0, "last": config.window // PAGE, "dense_layers": ()}
         schedule = Schedule.fixed(config.window, **kept, name=f"window-{config.window}")

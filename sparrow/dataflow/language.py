@@ -24,16 +24,16 @@ class _PuzzleTokenizer:
 PUZZLE_LANGUAGE = Language(_PuzzleTokenizer(), "the language of puzzles")
 
 
-def language_of(
+def load_language(
     model: Decoder, puzzles: bool = False, *, chat: ChatConfig | None = None
 ) -> Language:
     """Return the language of a model; models with the puzzle vocabulary read puzzles by words."""
     if puzzles and model.spec.vocabulary == len(WORDS):
         return Language(_PuzzleTokenizer(), PUZZLE_LANGUAGE.model, chat or ChatConfig())
-    return Language(tokenizer_of(model), str(model.source), chat or ChatConfig())
+    return Language(load_model_tokenizer(model), str(model.source), chat or ChatConfig())
 
 
-def tokenizer_of(model: Decoder) -> Any:
+def load_model_tokenizer(model: Decoder) -> Any:
     """Load the tokenizer of a model."""
     if model.source is None:
         raise ValueError("a model without a source has no tokenizer: give prompts as token ids")
@@ -44,4 +44,4 @@ def speaks_puzzles(model: Decoder) -> bool:
     """Whether the vocabulary of a model is that of the puzzles."""
     if model.source is None or model.spec.vocabulary != len(WORDS):
         return False
-    return tokenizer_of(model).get_vocab() == IDS
+    return load_model_tokenizer(model).get_vocab() == IDS

@@ -21,10 +21,10 @@ import torch
 
 from sparrow import ops
 from sparrow.calibration.planning.cost import ByteModel, IntArray, rollout_seconds, trace
-from sparrow.calibration.planning.hardware import Hardware, StepModel, known, stretched
-from sparrow.dataflow.episodes import episode_of
+from sparrow.calibration.planning.hardware import Hardware, StepModel, extrapolation_notes, known
+from sparrow.dataflow.episodes import load_episode
 from sparrow.dataflow.local.run import GIB, describe_run, max_prompt_tokens, schedule_notes
-from sparrow.engine.answer import placed_schedule
+from sparrow.engine.answer import resolve_schedule
 from sparrow.engine.memory import CPU_SHARE, GPU_SHARE, LOGITS_BYTES, host_memory
 from sparrow.engine.pool import PAGE
 from sparrow.files import expanded, verify
@@ -39,7 +39,7 @@ from sparrow.schema.train import TrainConfig
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import WORDS
-from sparrow.tasks.choosing import rows_of, source_of
+from sparrow.tasks.choosing import find_task, open_rows
 from sparrow.training.batching import micro_batches
 from sparrow.training.costs import BACKWARD, TrainerMemory, forward_flops, trainer_memory
 from sparrow.training.objectives.algorithms import make_algorithm
@@ -146,11 +146,11 @@ class _Planner:
 
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.rollout, data = config, config.rollout, config.data
-        episode_of(self.rollout.episode)
+        load_episode(self.rollout.episode)
         if data.task is not None:
-            source_of(data.task)
+            find_task(data.task)
         elif data.rows is not None and Path(data.rows).is_file():
-            rows_of(data, seed=config.run.seed)
+            open_rows(data, seed=config.run.seed)
         self.algorithm = make_algorithm(config.algorithm, max_tokens=self.rollout.max_tokens)
         self.spec, self.source = find_spec(config.model.name)
         self.reference = self.spec if config.algorithm.kl else None
@@ -159,7 +159,7 @@ class _Planner:
         self.machine = find_machine(config.model.device)
         self.on_gpu = self.machine.kind == "cuda"
         self.dtype = pick_dtype(config.model.dtype, torch.device(self.machine.kind), {})
-        self.schedule, flow = placed_schedule(self.rollout.attention, self.spec.family)
+        self.schedule, flow = resolve_schedule(self.rollout.attention, self.spec.family)
         self.field_bytes = 0  # that the schedule's flow stores per page and KV head
         if self.schedule is not None:
             rule = Rule.of(self.schedule, flow)
@@ -359,7 +359,10 @@ class _Planner:
     def _time_notes(self, engine: EngineMemory, hardware: Hardware) -> list[str]:
         rows = min(self.sequences, engine.running, engine.tokens // engine.context)
         assumed = f"log-probs and update assume a utilisation of {UTILISATION:.0%}"
-        return [*stretched(hardware, self.spec, rows), f"{assumed}; small models reach less"]
+        return [
+            *extrapolation_notes(hardware, self.spec, rows),
+            f"{assumed}; small models reach less",
+        ]
 
 
 # The shape of the model and the machine.

@@ -14,11 +14,11 @@ from sparrow.calibration.calibration import Mode
 from sparrow.calibration.flows.score import samples
 from sparrow.calibration.flows.texts import Text
 from sparrow.calibration.replay import Prompt
-from sparrow.dataflow.language import language_of, tokenizer_of
+from sparrow.dataflow.language import load_language, load_model_tokenizer
 from sparrow.models import Decoder
 from sparrow.schema.common import ChatConfig, ColumnsConfig
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.choosing import source_of
+from sparrow.tasks.choosing import find_task
 from sparrow.tasks.rows import files_digest, locate_files, read_files, read_prompt, read_rows
 
 FEW = 5  # below, texts are listed by name
@@ -44,7 +44,7 @@ def of_task(
     chat: ChatConfig | None = None,
 ) -> PromptSet:
     """Prompts of a puzzle family, or of gym/NAME of reasoning-gym, from number `skip` on."""
-    source, encode = source_of(task), language_of(model, task in PUZZLES, chat=chat).encode
+    source, encode = find_task(task), load_language(model, task in PUZZLES, chat=chat).encode
     rows = [(number, source.row(number, length)) for number in range(skip, skip + count)]
     return PromptSet(
         name=f"{task}, length {length}, rows from {skip}",
@@ -72,7 +72,7 @@ def of_rows(
     rows = read_files(files)[skip : None if count is None else skip + count]
     if not rows:
         raise ValueError(f"{file}: no rows from number {skip} on")
-    language, prompts = language_of(model, chat=chat), []
+    language, prompts = load_language(model, chat=chat), []
     for number, row in enumerate(rows, skip):
         try:
             ids = language.encode(read_prompt(row, columns))
@@ -91,7 +91,7 @@ def of_rows(
 
 def of_texts(model: Decoder, texts: Sequence[Text], *, tokens: int, start: int = 1) -> PromptSet:
     """Prompts of the first tokens of long texts, which are teacher-forced."""
-    encoded = samples(tokenizer_of(model), texts, tokens)
+    encoded = samples(load_model_tokenizer(model), texts, tokens)
     names = f": {', '.join(text.name for text in encoded)}" if len(encoded) < FEW else ""
     prompts = [
         Prompt(number=number, name=text.name, ids=tuple(text.ids), start=start)

@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, Any, Self
 from sparrow.files import (
     SUMS,
     FolderLock,
+    add_line_digest,
     check_regular,
-    explained,
+    explain_full_disk,
     make_folder,
     open_append,
     parse_json,
     parse_line,
     refuse_links,
-    sealed,
     write_sums,
     write_whole,
 )
@@ -53,7 +53,7 @@ WANDB = "wandb.json"
 CHANGED = "changed"  # kind of an action: settings that were changed at a resume
 FLUSH_SECONDS = 10  # between writes for TensorBoard
 ROLLOUTS_NAME = re.compile(r"step_(\d{6,})\.jsonl")
-NO_LINES = sealed('{"lines":0}') + "\n"
+NO_LINES = add_line_digest('{"lines":0}') + "\n"
 Kept = tuple[int, float | None, Trajectory]  # number of its group, baseline, trajectory
 
 
@@ -211,7 +211,7 @@ class LineFile:
         self._file = open_append(path, buffering=0)
 
     def append(self, line: dict[str, Any]) -> None:
-        rest = memoryview(f"{sealed(json.dumps(line, allow_nan=False))}\n".encode())
+        rest = memoryview(f"{add_line_digest(json.dumps(line, allow_nan=False))}\n".encode())
         before = self._file.tell()
         try:
             while rest:
@@ -219,7 +219,7 @@ class LineFile:
             os.fsync(self._file.fileno())
         except OSError as error:
             self._file.truncate(before)
-            raise explained(error, f"another line of {self._path}") from error
+            raise explain_full_disk(error, f"another line of {self._path}") from error
 
     def close(self) -> None:
         self._file.close()
@@ -313,7 +313,7 @@ def _lines(groups: Sequence[Group]) -> Iterator[str]:
             ordered = sorted(line.items(), key=lambda item: isinstance(item[1], list))
             place = {"group_index": index, "baseline": group.baseline, "line": next(number)}
             line = {**place, "lines": count, **dict(ordered)}
-            yield sealed(json.dumps(line, allow_nan=False, separators=(",", ":"))) + "\n"
+            yield add_line_digest(json.dumps(line, allow_nan=False, separators=(",", ":"))) + "\n"
 
 
 def _trajectories(path: Path) -> list[Kept]:

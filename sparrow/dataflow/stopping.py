@@ -20,14 +20,14 @@ class Stopped(Exception):
     """The user asked the run to stop; the unfinished step is dropped."""
 
 
-class Stopping:
+class GracefulShutdown:
     """Handles the signals while it is entered; `requested` says whether one has come."""
 
     def __init__(self) -> None:
         self.requested = False
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> "Stopping":
+    def __enter__(self) -> "GracefulShutdown":
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # nohup: the run must outlive its terminal
@@ -44,7 +44,7 @@ class Stopping:
         self.requested = True
         os.write(2, NOTICE)  # printing takes locks, which a signal's handler must not
 
-    async def unless(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; cancel it and raise Stopped as soon as a stop is requested."""
         task = asyncio.ensure_future(work)
         while not task.done():

@@ -97,7 +97,7 @@ def answer(
     place: dict[str, Any] = {"dtype": config.model.dtype, "device": config.model.device}
     model = load(name, **place, report=report) if loaded is None else loaded
     language = Language(load_tokenizer(model.source or name), name, config.chat)
-    schedule, flow = placed_schedule(config.attention, model.spec.family)
+    schedule, flow = resolve_schedule(config.attention, model.spec.family)
     if folder is not None:
         save_resolved(config, folder)
     report(
@@ -175,7 +175,7 @@ def schedule_of(attention: AttentionConfig) -> Schedule | None:
     return None if attention.schedule is None else named_schedule(attention.schedule)
 
 
-def placed_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule | None, Flow]:
+def resolve_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule | None, Flow]:
     """Return the schedule of a configuration with its flow, checked for this model family."""
     schedule = schedule_of(attention)
     if schedule is None:

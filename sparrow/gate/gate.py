@@ -35,7 +35,16 @@ import numpy.typing as npt
 
 from sparrow.gate import budgets
 from sparrow.schema.base import from_dict, to_dict
-from sparrow.schema.gate import Action, BinLook, Figures, Kind, Look, RatioEstimate, Reading, State
+from sparrow.schema.gate import (
+    AcceptanceReading,
+    Action,
+    BinCheck,
+    Figures,
+    GateCheck,
+    Kind,
+    RatioEstimate,
+    State,
+)
 from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.schema.train import GateConfig
 from sparrow.stats import TAIL, quantile_interval
@@ -163,8 +172,11 @@ class Gate:
         self._step = -1
 
     def observe(
-        self, step: int, readings: Sequence[Reading], estimates: Sequence[RatioEstimate] = ()
-    ) -> Look:
+        self,
+        step: int,
+        readings: Sequence[AcceptanceReading],
+        estimates: Sequence[RatioEstimate] = (),
+    ) -> GateCheck:
         """Add the acceptances of a step, drawn under `schedule`; judge every bin, and act."""
         if step <= self._step:
             raise ValueError(f"Gate.observe: expected a step above {self._step}, got {step}")
@@ -179,7 +191,7 @@ class Gate:
                 self._windows[place].samples.append(BinSample(step, reading.prompt, alpha))
         self._average(estimates, estimated)
         bins = tuple(self._judge(place) for place in range(len(self._windows)))
-        return Look(
+        return GateCheck(
             step=step,
             target=self.config.target,
             bins=bins,
@@ -226,11 +238,11 @@ class Gate:
             window.sums += [RatioSum(self._step, float(total), int(count))] if count else []
             window.seen |= bool(count) or window.fresh(self._step)
 
-    def _judge(self, place: int) -> BinLook:
+    def _judge(self, place: int) -> BinCheck:
         summary = figures([self._windows[place]], self._step * SEEDS + 1 + place)
         enough = summary.tokens >= self.config.least and summary.prompts >= self.config.prompts
         now: State = "dense" if self._dense(place) else "sparse"
-        return BinLook(
+        return BinCheck(
             **to_dict(summary),
             start=self._bins.starts[place],
             stop=self._bins.stops[place],
@@ -244,7 +256,7 @@ class Gate:
     def _budget(self, place: int) -> int | None:
         return None if self.schedule is None else int(self.schedule.budgets[place])
 
-    def _mean_budget(self, tokens: Sequence[Reading | RatioEstimate]) -> float | None:
+    def _mean_budget(self, tokens: Sequence[AcceptanceReading | RatioEstimate]) -> float | None:
         """Over tokens, of what the common budget lets them read: never more than their length."""
         lengths = np.concatenate([np.zeros(0, np.int32), *(part.lengths for part in tokens)])
         if not len(lengths):
@@ -256,7 +268,7 @@ class Gate:
 
     # Actions.
 
-    def _answers(self, bins: Sequence[BinLook]) -> list[Action]:
+    def _answers(self, bins: Sequence[BinCheck]) -> list[Action]:
         """Actions by the policy, in order of length; each may change what later bins have."""
         actions: list[Action] = []
         for place, (bin, window) in enumerate(zip(bins, self._windows, strict=True)):
@@ -266,7 +278,7 @@ class Gate:
             actions += [action] if action else []
         return actions
 
-    def _answer(self, place: int, bin: BinLook, window: BinWindow) -> Action | None:
+    def _answer(self, place: int, bin: BinCheck, window: BinWindow) -> Action | None:
         """Update the counters of a bin, and act if they say so."""
         config = self.config
         p05, low, high = bin.tail
@@ -281,7 +293,7 @@ class Gate:
             return self._lower(place, bin, self.schedule)
         return None
 
-    def _warn(self, place: int, bin: BinLook, why: str) -> Action | None:
+    def _warn(self, place: int, bin: BinCheck, why: str) -> Action | None:
         """Warn, at most once in a window."""
         window = self._windows[place]
         if window.warned is not None and self._step - window.warned < self.config.window:
@@ -289,7 +301,7 @@ class Gate:
         window.warned = self._step
         return self._action("warn", place, bin, why)
 
-    def _guard(self, place: int, bin: BinLook, *, sure: bool) -> Action | None:
+    def _guard(self, place: int, bin: BinCheck, *, sure: bool) -> Action | None:
         """Raise the budget, then run the bin dense, then stop the run."""
         if self.schedule is not None and not self._dense(place):
             return self._raise(place, bin, self.schedule)
@@ -300,7 +312,7 @@ class Gate:
             return self._warn(place, bin, f"{why}; it stops once it is surely below")
         return self._action("stop", place, bin, f"{why}: training stops")
 
-    def _raise(self, place: int, bin: BinLook, before: Schedule) -> Action:
+    def _raise(self, place: int, bin: BinCheck, before: Schedule) -> Action:
         """More budget for a bin that is not dense: a raise while there are any left."""
         window, most = self._windows[place], self.config.raises
         window.ups += 1
@@ -317,7 +329,7 @@ class Gate:
             why += "; later bins are lifted to at least that, as budgets may not fall"
         return self._change(kind, place, bin, before, after, why)
 
-    def _lower(self, place: int, bin: BinLook, before: Schedule) -> Action | None:
+    def _lower(self, place: int, bin: BinCheck, before: Schedule) -> Action | None:
         """Less budget for a bin with slack; None where nothing holds less."""
         seen = [window.seen for window in self._windows]
         after = budgets.lowered(before, place, self.config.factor, self._bins, seen)
@@ -330,7 +342,7 @@ class Gate:
         return self._change("lower", place, bin, before, after, why)
 
     def _change(
-        self, kind: Kind, place: int, bin: BinLook, before: Schedule, after: Schedule, why: str
+        self, kind: Kind, place: int, bin: BinCheck, before: Schedule, after: Schedule, why: str
     ) -> Action:
         """Apply other budgets; windows of the old ones are reset."""
         new = int(after.budgets[place])
@@ -346,7 +358,7 @@ class Gate:
         return action
 
     def _action(
-        self, kind: Kind, place: int, bin: BinLook, done: str, after: int | None = None
+        self, kind: Kind, place: int, bin: BinCheck, done: str, after: int | None = None
     ) -> Action:
         before = self._budget(place)
         return Action(
@@ -370,7 +382,7 @@ def describe_bin(start: int, stop: int | None) -> str:
     return f"lengths {start} on" if stop is None else f"lengths {start} to {stop - 1}"
 
 
-def describe_tail(bin: BinLook, window: BinWindow, config: GateConfig) -> str:
+def describe_tail(bin: BinCheck, window: BinWindow, config: GateConfig) -> str:
     """Describe p05 of a judged bin, its samples, and how it compares with the target."""
     p05, low, high = bin.tail
     verdict = f"more than {config.slack:g} above the target {config.target:g}"

@@ -64,7 +64,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.embed = nn.Embedding(spec.vocabulary, spec.hidden)
-        self.layers = nn.ModuleList(Layer(spec, index) for index in range(spec.layers))
+        self.layers = nn.ModuleList(DecoderLayer(spec, index) for index in range(spec.layers))
         self.norm = nn.RMSNorm(spec.hidden, eps=spec.norm_eps)
         self.lm_head = None if spec.tied else nn.Linear(spec.hidden, spec.vocabulary, bias=False)
         self._frequencies, self._magnitude = spec.rope.frequencies(spec.head_size)
@@ -132,7 +132,7 @@ class Decoder(nn.Module):
         return Rotation(cos=angle.cos() * self._magnitude, sin=angle.sin() * self._magnitude)
 
 
-class Layer(nn.Module):
+class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and added to the stream."""
 
     def __init__(self, spec: ModelSpec, index: int) -> None:

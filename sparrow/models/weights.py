@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sparrow.models.decoder import Decoder, Layer
+from sparrow.models.decoder import Decoder, DecoderLayer
 from sparrow.models.spec import FileKeys, naming, read_json, write_json
 
 WEIGHTS = "model.safetensors"
@@ -38,7 +38,7 @@ def hf_views(model: Decoder) -> dict[str, Tensor]:
     """Every weight under its Hugging Face name, sharing memory with the decoder's own."""
     views = {"model.embed_tokens.weight": model.embed.weight}
     for index, layer in enumerate(model.layers):
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, DecoderLayer)
         views |= {f"model.layers.{index}.{name}": view for name, view in _layer_views(layer)}
     views["model.norm.weight"] = model.norm.weight
     if model.lm_head is not None:
@@ -46,7 +46,7 @@ def hf_views(model: Decoder) -> dict[str, Tensor]:
     return {name: view.detach() for name, view in views.items()}
 
 
-def _layer_views(layer: Layer) -> Iterator[tuple[str, Tensor]]:
+def _layer_views(layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
     attention, mlp = layer.attention, layer.mlp
     yield "input_layernorm.weight", layer.attention_norm.weight
     yield "post_attention_layernorm.weight", layer.mlp_norm.weight

@@ -1,6 +1,6 @@
 """Ops: functions of tensors, each with a reference definition and optimised kernels by device."""
 
-from sparrow.ops.dispatch import fastest, settled_weights, using, versions
+from sparrow.ops.dispatch import optimised_kernels_allowed, settled_weights, using, versions
 from sparrow.ops.reference.acceptance import Comparison, acceptance, compare
 from sparrow.ops.reference.attention import (
     attend_causal,

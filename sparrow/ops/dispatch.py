@@ -75,7 +75,7 @@ def settled_weights() -> Iterator[None]:
         _settled.reset(token)
 
 
-def fastest() -> bool:
+def optimised_kernels_allowed() -> bool:
     """Whether optimised kernels may run here, not only definitions."""
     return _choice.get() == "fastest"
 

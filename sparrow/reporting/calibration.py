@@ -21,8 +21,8 @@ from sparrow.reporting.page import (
     Remarks,
     Section,
     Table,
-    named_levels,
     ramp,
+    target_levels,
 )
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_folder import RunFolder
@@ -119,7 +119,7 @@ def _surface(run: RunFolder, surface: Surface, several: bool) -> Chart:
         x=LENGTH,
         y=ACCEPTANCE.model_copy(update={"low": 0}),
         lines=surface_lines(surface, variant),
-        levels=[] if run.target is None else named_levels([run.target]),
+        levels=[] if run.target is None else target_levels([run.target]),
         say=f"{surface.model}, rule {variant}, {surface.prompts}, at most {prompts} prompts; "
         f"{surface.dtype} on {surface.device}. 95 % of all tokens reach p05 or more; bars are "
         "95 % intervals over prompts.",
@@ -239,7 +239,7 @@ def _about(surface: Surface) -> str:
 
 def tail_figure(surface: Surface, names: Sequence[str]) -> Section:
     """p05 by length: a line per budget with its interval, a panel per variant."""
-    levels = named_levels(surface.targets)
+    levels = target_levels(surface.targets)
     panels = [
         Chart(
             key=f"tails-{rank}",
@@ -310,7 +310,7 @@ def estimator_figure(surface: Surface, cells: Sequence[Cell], key: str) -> Secti
         f"{cells[0].variant}, {kept}. The sampled ratio min(1, p/q) has the mean of acceptance, "
         f"not its quantiles. {_about(surface)}"
     )
-    levels, y = named_levels(surface.targets), Axis(name="estimate less exact p05", form=".2f")
+    levels, y = target_levels(surface.targets), Axis(name="estimate less exact p05", form=".2f")
     panels = [
         Chart(
             key=f"{key}-p05", title="p05", x=LENGTH, y=ACCEPTANCE, lines=estimates, levels=levels
@@ -378,5 +378,5 @@ def _expected(plan: PlanFile, stops: dict[int, int]) -> Chart:
         points, spans = [(x, y) for x, y, *_ in measured], [(x, a, b) for x, _, a, b in measured]
         if measured:
             lines.append(Line(name=name, points=points, spans=spans, role=role, shape="dots"))
-    key, title, levels = "schedule-p05", "Expected p05", named_levels([plan.target])
+    key, title, levels = "schedule-p05", "Expected p05", target_levels([plan.target])
     return Chart(key=key, title=title, x=LENGTH, y=ACCEPTANCE, lines=lines, levels=levels)

@@ -162,7 +162,7 @@ def ramp(index: int, count: int) -> str:
     return f"ramp-{round(index * (RAMP - 1) / max(1, count - 1))}"
 
 
-def named_levels(targets: Sequence[float]) -> list[Level]:
+def target_levels(targets: Sequence[float]) -> list[Level]:
     """Levels of distinct targets of p05."""
     return [Level(y=target, name=f"target {target:g}") for target in sorted(set(targets))]
 

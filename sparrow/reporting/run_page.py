@@ -42,7 +42,7 @@ DIFFERENCES = (
 )
 
 
-def page_of(folders: Sequence[str | Path], *, title: str | None = None) -> Page:
+def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Page:
     """The page of run directories; the same files give the same page."""
     runs = read_runs(folders)
     trained = [run for run in runs if run.steps]

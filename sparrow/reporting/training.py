@@ -21,8 +21,8 @@ from sparrow.reporting.page import (
     Section,
     Span,
     Table,
-    named_levels,
     ramp,
+    target_levels,
     thin_points,
 )
 from sparrow.schema.bench import Speed, SpeedCase
@@ -213,7 +213,7 @@ def _bins_chart(run: RunFolder, several: bool) -> Chart:
 def _tail_chart(
     key: str, title: str, lines: Sequence[Line], runs: Sequence[RunFolder], say: str
 ) -> Chart:
-    levels = named_levels([run.target for run in runs if run.target is not None])
+    levels = target_levels([run.target for run in runs if run.target is not None])
     chart = Chart(key=key, title=title, x=STEP, y=ACCEPTANCE, lines=lines, levels=levels, say=say)
     return thin_points(chart, lowest=True)
 

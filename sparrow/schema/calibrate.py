@@ -99,7 +99,7 @@ class CalibrateConfig(Record):
             self.require(free, name, "none with a schedule, which has its own")
 
     @property
-    def own_flow(self) -> str | None:
+    def first_flow(self) -> str | None:
         """The first flow that is set; None: that of the schedule."""
         return self.flow[0] if self.flow else None
 

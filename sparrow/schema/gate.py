@@ -17,7 +17,7 @@ Kind = Literal["raise", "dense", "lower", "stop", "warn"]
 ROUNDING = 1e-3  # tolerance of sums of probabilities
 
 
-class Reading(Record):
+class AcceptanceReading(Record):
     """Exact acceptance of the sampled tokens of one trajectory."""
 
     prompt: str  # the unit of resampling for intervals
@@ -68,7 +68,7 @@ class Figures(Record):
         return self.p05, self.low, self.high
 
 
-class BinLook(Figures):
+class BinCheck(Figures):
     """Statistics of one bin of lengths, with the budget that its tokens were sampled with."""
 
     start: int
@@ -98,18 +98,18 @@ class Action(Record):
     reason: str  # one sentence, with the figures
 
 
-class Look(Record):
+class GateCheck(Record):
     """Statistics and actions of the gate after a step."""
 
     step: int
     target: float
-    bins: tuple[BinLook, ...]
+    bins: tuple[BinCheck, ...]
     overall: Figures  # of all bins' windows together
     budget: float | None  # mean of min(budget, length) over this step's tokens; None: no tokens
     actions: tuple[Action, ...]
 
 
-def metrics(look: Look) -> dict[str, float]:
+def metrics(look: GateCheck) -> dict[str, float]:
     """Return the metrics of a step. Unknown ones (no tokens, no judged bin) are left out.
 
     accept_* are over the exact tokens of all windows together (the last steps, as many as the gate

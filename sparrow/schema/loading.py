@@ -33,7 +33,7 @@ from sparrow.files import (
     write_whole,
 )
 from sparrow.schema.base import FieldError, Record
-from sparrow.schema.options import Option, bare, fields_of, kind_at, options_of, takes_text
+from sparrow.schema.options import Option, bare, kind_at, list_options, section_fields, takes_text
 
 RESOLVED = "config.resolved.toml"
 MOST_BYTES = 2**20  # of a file
@@ -238,7 +238,7 @@ class _OptionValues(NamedTuple):
 
 class _Reader:
     def __init__(self, cls: type[Record], extras: Sequence[Option]) -> None:
-        options = [*options_of(cls), *extras]
+        options = [*list_options(cls), *extras]
         self.cls = cls
         self.options = {option.name: option for option in options}
         self.options |= {option.letter: option for option in options if option.letter}
@@ -362,7 +362,7 @@ def _lines(cls: type[Record], detail: Mapping[str, Any], layers: Sequence[Layer]
     elif detail["type"] == "missing":
         yield f"{_dotted(path)}: missing{_files(layers, 'in')}, has no default"
     elif detail["type"] == "extra_forbidden":
-        fields = fields_of(kind_at(cls, path[:-1]))
+        fields = section_fields(kind_at(cls, path[:-1]))
         close = difflib.get_close_matches(str(path[-1]), fields, n=1)
         allowed = ", ".join(fields) + "".join(f"; did you mean {match}?" for match in close)
         yield _refusal(path, detail["input"], allowed, layers, fault="unknown key, got")

@@ -104,7 +104,7 @@ def argument(default: Any, help: str) -> Any:
     return Field(default, description=help, json_schema_extra={"positional": True})
 
 
-def options_of(cls: type[Record]) -> list[Option]:
+def list_options(cls: type[Record]) -> list[Option]:
     """List the options of a configuration: its plain fields, then its short names.
 
     `shortcuts` of a class are short names for settings in its sections.
@@ -112,7 +112,7 @@ def options_of(cls: type[Record]) -> list[Option]:
     shortcuts: Mapping[str, str] = getattr(cls, "shortcuts", {})
     names = {*cls.model_fields, *shortcuts}
     letters = {letter: name for name, letter in reversed(LETTERS.items()) if name in names}
-    paths = {name: name for name, kind in fields_of(cls).items() if not _is_table(kind)}
+    paths = {name: name for name, kind in section_fields(cls).items() if not _is_table(kind)}
     paths |= shortcuts
     return [_option(cls, name, tuple(path.split(".")), letters) for name, path in paths.items()]
 
@@ -137,7 +137,7 @@ def _option(
 # Types of fields.
 
 
-def fields_of(kind: Any) -> dict[str, Any]:
+def section_fields(kind: Any) -> dict[str, Any]:
     """Return the keys of a section with their types; empty if `kind` is not a section."""
     kind = bare(kind)
     if not (isinstance(kind, type) and issubclass(kind, Record)):
@@ -149,7 +149,7 @@ def kind_at(root: type[Record], path: Sequence[str | int]) -> Any:
     """Return the type at a dotted key, or None."""
     kind: Any = root
     for key in path:
-        kind = fields_of(kind).get(str(key))
+        kind = section_fields(kind).get(str(key))
     return kind
 
 
@@ -174,4 +174,4 @@ def bare(kind: Any) -> Any:
 def _is_table(kind: Any) -> bool:
     """Whether a type is a section, or a tuple of sections."""
     elements = get_args(bare(kind)) if get_origin(bare(kind)) is tuple else ()
-    return bool(fields_of(kind)) or any(map(fields_of, elements))
+    return bool(section_fields(kind)) or any(map(section_fields, elements))

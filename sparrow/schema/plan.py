@@ -26,7 +26,7 @@ class PlanBin(Record):
     dense_seconds: float
 
 
-class PlanAside(Record):
+class PlanAtTarget(Record):
     """The plan at another target; if unreachable, the nearest target that is reachable."""
 
     target: float
@@ -94,7 +94,7 @@ class PlanFile(Table, File):
     target: float
     by: By
     bins: tuple[PlanBin, ...]
-    sensitivity: tuple[PlanAside, ...]
+    sensitivity: tuple[PlanAtTarget, ...]
     speed_up: float
     limit: float
     eflops: float

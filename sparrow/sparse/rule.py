@@ -249,7 +249,7 @@ def _advice(wrong: Mapping[str, Any]) -> str:
 
 def _on_gpu(tensor: Tensor) -> bool:
     """Whether generated kernels run on this tensor."""
-    return tensor.is_cuda and ops.fastest()
+    return tensor.is_cuda and ops.optimised_kernels_allowed()
 
 
 def _compiled(program: Program, dtype: torch.dtype) -> "Compiled":
@@ -261,7 +261,11 @@ def _compiled(program: Program, dtype: torch.dtype) -> "Compiled":
 def _block_mean_kernels(program: Program, tensor: Tensor) -> ModuleType | None:
     """Return the CPU kernels, if the program is the block mean (by content, not by name)."""
     sizes = (program.page, program.head_size, program.group)
-    if tensor.is_cuda or not ops.fastest() or program.digest != trace(block_mean, *sizes).digest:
+    if (
+        tensor.is_cuda
+        or not ops.optimised_kernels_allowed()
+        or program.digest != trace(block_mean, *sizes).digest
+    ):
         return None
     from sparrow.ops.cpu import pages  # numba takes a second to import
 

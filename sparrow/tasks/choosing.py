@@ -30,7 +30,7 @@ def is_task(name: str) -> bool:
     return name in PUZZLES or name.startswith(GYM)
 
 
-def source_of(task: str) -> Task:
+def find_task(task: str) -> Task:
     """Return a puzzle by its name, or gym/NAME of reasoning-gym."""
     if task.startswith(GYM):
         return Gym(dataset=task.removeprefix(GYM))
@@ -39,7 +39,7 @@ def source_of(task: str) -> Task:
     return PUZZLES[task]
 
 
-def rows_of(config: RowsConfig, *, seed: int) -> FileRows | TaskRows:
+def open_rows(config: RowsConfig, *, seed: int) -> FileRows | TaskRows:
     """Open the rows of a configuration; seed: of the order of rows of a file."""
     if config.rows is not None:
         columns, shuffle = config.columns, config.shuffle
@@ -47,14 +47,14 @@ def rows_of(config: RowsConfig, *, seed: int) -> FileRows | TaskRows:
     assert config.task is not None
     return TaskRows(
         task=config.task,
-        source=source_of(config.task),
+        source=find_task(config.task),
         length=config.length,
         first=config.first,
         rows=config.prompts,
     )
 
 
-def judge_of(config: RowsConfig, rows: Examples) -> Judges | InProcess:
+def open_judge(config: RowsConfig, rows: Examples) -> Judges | InProcess:
     """Open the judge of these rows: in this process for puzzles, else in worker processes.
 
     Without a reward function, the data_source of each row of a file decides.
@@ -112,7 +112,7 @@ def task_verdict(truth: Mapping[str, Any], text: str) -> Verdict:
     return _source(family).reward(_row(family, seed, length), text)
 
 
-_source = functools.lru_cache(maxsize=64)(source_of)
+_source = functools.lru_cache(maxsize=64)(find_task)
 
 
 @functools.lru_cache(maxsize=256)  # the answers to a prompt come together

@@ -10,7 +10,7 @@ from support.pages import rich_page
 
 from sparrow.reporting.page import Bars, Chart, Page
 from sparrow.reporting.render import html
-from sparrow.reporting.run_page import page_of
+from sparrow.reporting.run_page import make_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -38,13 +38,13 @@ def page(kind: str, place: Path) -> Page:
     if kind == "rich":
         return rich_page()
     if kind == "demo":
-        return page_of([run_folders.demo(place / "demo")])
+        return make_page([run_folders.demo(place / "demo")])
     if kind == "calibration":
-        return page_of([run_folders.calibration(place / "calibrate-tiny")])
+        return make_page([run_folders.calibration(place / "calibrate-tiny")])
     if kind == "one":
-        return page_of([run_folders.training(place / "a-run-with-a-rather-long-name", steps=60)])
+        return make_page([run_folders.training(place / "a-run-with-a-rather-long-name", steps=60)])
     runs = [run_folders.training(place / f"sparse-{i}", after=0.6 + 0.05 * i) for i in range(5)]
-    return page_of([*runs, run_folders.dense_training(place / "dense", steps=40)])
+    return make_page([*runs, run_folders.dense_training(place / "dense", steps=40)])
 
 
 def write_page(report: Page, folder: Path) -> str:

@@ -10,7 +10,7 @@ from support.loud import loud
 from support.replays import replay
 
 from sparrow import models, ops
-from sparrow.calibration.replay import Prompt, RolloutJob, make_arm, roll_out, variant_of
+from sparrow.calibration.replay import Prompt, RolloutJob, make_arm, make_variant, roll_out
 from sparrow.engine import Engine
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
@@ -60,7 +60,7 @@ def test_bounds_bracket_acceptance_of_a_large_vocabulary(dtype: torch.dtype) -> 
 
 
 def test_the_engine_strays_as_a_replay_says(model: models.Decoder) -> None:
-    own = make_arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
+    own = make_arm(make_variant(block_mean, "block_mean", model.spec), block_mean, 64)
     assert own.schedule is not None
     engine = Engine(model, rule=Rule.of(own.schedule), max_running=4, max_context=512)
     given = Prompt(number=0, name="given", ids=tuple(PROMPT))

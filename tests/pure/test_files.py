@@ -10,6 +10,7 @@ import pytest
 from sparrow.files import (
     LOCK,
     FolderLock,
+    add_line_digest,
     content_digest,
     document_text,
     file_digest,
@@ -20,7 +21,6 @@ from sparrow.files import (
     parse_line,
     read_document,
     remove_unfinished,
-    sealed,
     unfinished_path,
     unfinished_paths,
     write_document,
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_named_with_the_file(tmp_path: Path) -> None:
 def test_lines_come_back_without_their_digest_and_changed_ones_do_not() -> None:
     """Where the digest itself is what was damaged, the values are those that were written."""
     data = {"step": 12, "reward": 0.5, "text": 'a "quoted" line'}
-    line, rng = sealed(json.dumps(data)), random.Random(1)
+    line, rng = add_line_digest(json.dumps(data)), random.Random(1)
     assert json.loads(line)["step"] == 12
     assert parse_line(f"{line}\n") == data
     assert parse_line(json.dumps(data)) == data  # older lines have none

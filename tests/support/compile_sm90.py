@@ -58,7 +58,7 @@ def compile_launch(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str,
 
     registers are those of a thread, stack the bytes that it spills, shared the bytes of a program.
     """
-    source, options = source_of(kernel, args, kwargs)
+    source, options = find_task(kernel, args, kwargs)
     compiled = triton.compile(source, target=HOPPER, options=options)
     return {
         "name": f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}",
@@ -69,7 +69,7 @@ def compile_launch(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str,
     }
 
 
-def source_of(
+def find_task(
     kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[ASTSource, dict[str, Any]]:
     """What Triton compiles for these arguments, types and alignments by its own rules."""

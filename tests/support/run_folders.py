@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparrow.files import add_digest_line, sealed, write_document
+from sparrow.files import add_digest_line, add_line_digest, write_document
 from sparrow.schema.base import to_dict
 from sparrow.schema.schedule import Schedule
 from support import surfaces
@@ -29,7 +29,9 @@ seed = {seed}
 
 
 def write_lines(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    file.write_text("".join(sealed(json.dumps(line)) + "\n" for line in lines), encoding="utf-8")
+    file.write_text(
+        "".join(add_line_digest(json.dumps(line)) + "\n" for line in lines), encoding="utf-8"
+    )
 
 
 def step(number: int, **changes: float | None) -> Plain:

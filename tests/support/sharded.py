@@ -72,7 +72,7 @@ def everything(world: World, folder: Path) -> dict[str, Any]:
         "no signal": without_signal(world),
         "kl": regularised(world),
         "state": stating(world),
-        "restored": going_on(world, torch.load(folder / "alone.pt", weights_only=False)),
+        "restored": resumable(world, torch.load(folder / "alone.pt", weights_only=False)),
     }
     if world.size > 1:
         found |= {
@@ -168,7 +168,7 @@ def stating(world: World) -> dict[str, Any]:
     return {"state": state, "weights": own.named_weights()}
 
 
-def going_on(world: World, state: dict[str, Any]) -> dict[str, Any]:
+def resumable(world: World, state: dict[str, Any]) -> dict[str, Any]:
     """A learner with other weights takes up a state, tells it again, and updates once."""
     own = learner(world, seed=5)
     own.restore(state)

@@ -7,7 +7,7 @@ from typing import Any
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.messages import EpisodeFailed
 from sparrow.dataflow.local.run import open_run
-from sparrow.dataflow.stopping import Stopped, Stopping
+from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.schema.train import TrainConfig
 from sparrow.training.world import World
 from support.training import SPARSE, config, settings
@@ -50,7 +50,7 @@ def ended(chosen: TrainConfig, fault: str = "") -> tuple[str, int]:
     os.environ["SPARROW_RANK_FAULT"] = fault
     step = -1
     try:
-        with Stopping() as stopping:
+        with GracefulShutdown() as stopping:
             run = open_run(chosen, stopping=stopping)
             try:
                 return str(train(run)), run.step

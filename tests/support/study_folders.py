@@ -12,7 +12,7 @@ Plain = dict[str, Any]
 SOURCE = "assignments"
 
 
-def arm(name: str, role: str = "arm", kind: str = "target", **changes: Any) -> Plain:
+def make_arm(name: str, role: str = "arm", kind: str = "target", **changes: Any) -> Plain:
     """One arm of a design; three seeds with the common correction."""
     return {
         "name": name,
@@ -139,7 +139,7 @@ def ran(folder: Path, runs: Mapping[str, Sequence[Sequence[float]]], **changes: 
         own, role, *target = name.split()
         extra = known.get(role, {"kind": "dense"})
         goal = float(target[0]) if target else None
-        arms.append(arm(own, role, target=goal, seeds=[*range(len(runs[name]))], **extra))
+        arms.append(make_arm(own, role, target=goal, seeds=[*range(len(runs[name]))], **extra))
     study(folder, arms, **changes)
     for made, cells in zip(arms, runs.values(), strict=True):
         p05 = made["target"] or (0.4 if made["role"] == "collapses" else 0.99)

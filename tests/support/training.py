@@ -89,7 +89,7 @@ async def noisy(example: Example, text: str) -> Verdict:
 
 def trained(chosen: TrainConfig, *, watch: Callbacks | None = None, **parts: Any) -> Run:
     """A run after its last step, closed."""
-    with open_run(chosen, **{"judge": noisy, **parts}, watch=watch) as run:
+    with open_run(chosen, **{"judge": noisy, **parts}, callbacks=watch) as run:
         train(run)
     return run
 

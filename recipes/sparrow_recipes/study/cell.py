@@ -10,9 +10,9 @@ from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.messages import Callbacks, Diverged
 from sparrow.dataflow.local.metrics import LEAST, UNCERTAIN, p05
 from sparrow.dataflow.local.run import Run, open_run
-from sparrow.dataflow.stopping import Stopping
+from sparrow.dataflow.stopping import GracefulShutdown
 from sparrow.schema.base import Float32Array
-from sparrow.schema.gate import Reading
+from sparrow.schema.gate import AcceptanceReading
 from sparrow.schema.run_folder import MODEL
 from sparrow.schema.types import Report
 from sparrow.stats import TAIL as TAIL_SHARE
@@ -31,7 +31,7 @@ def run_cell(
     rate: float,
     *,
     callbacks: Callbacks | None = None,
-    stopping: Stopping | None = None,
+    stopping: GracefulShutdown | None = None,
     report: Report | None = None,
 ) -> None:
     """Train or resume the cell to its end; raises Stopped on a graceful shutdown.
@@ -43,7 +43,7 @@ def run_cell(
     begun, folder = time.monotonic(), study.folder_of(cell)
     if (folder / MODEL).exists():  # killed after training: write the model again
         shutil.rmtree(folder / MODEL)
-    run = open_run(study.training(cell, rate), watch=callbacks, stopping=stopping, report=report)
+    run = open_run(study.training(cell, rate), callbacks=callbacks, stopping=stopping, report=report)
 
     def measure_tail(name: str) -> None:
         run.callbacks.phase(f"measuring the tail: {name}")
@@ -86,7 +86,7 @@ def probe(run: Run, config: ProbeConfig, width: int) -> CellTail:
     )
 
 
-def tail_bins(readings: Sequence[Reading], width: int) -> list[TailBin]:
+def tail_bins(readings: Sequence[AcceptanceReading], width: int) -> list[TailBin]:
     """p05 with its interval over prompts in every bin with enough tokens."""
     last = max((int(r.lengths.max()) for r in readings if len(r.lengths)), default=-1)
     starts = range(0, last + 1, width)
@@ -94,7 +94,7 @@ def tail_bins(readings: Sequence[Reading], width: int) -> list[TailBin]:
     return [tail for tail in bins if tail is not None]
 
 
-def _bin(readings: Sequence[Reading], start: int, stop: int) -> TailBin | None:
+def _bin(readings: Sequence[AcceptanceReading], start: int, stop: int) -> TailBin | None:
     by_prompt: dict[str, list[Float32Array]] = {}
     uncertain: list[Float32Array] = []
     for reading in readings:

@@ -106,7 +106,7 @@ def _plan(study: Study, command: str) -> None:
 
 def _cell(study: Study, name: str, command: str) -> None:
     from sparrow.dataflow.local.messages import EpisodeFailed, GateStop, Unjudged
-    from sparrow.dataflow.stopping import Stopped, Stopping
+    from sparrow.dataflow.stopping import GracefulShutdown, Stopped
     from sparrow_recipes.study.cell import run_cell
     from sparrow_recipes.study.stages import prepare, rate_of
 
@@ -114,7 +114,7 @@ def _cell(study: Study, name: str, command: str) -> None:
     if not chosen.arm.dense and not study.plan_of(chosen.arm).exists():
         raise ValueError(f"{study.plan_of(chosen.arm)} does not exist: run with --plan first")
     prepare(study, command)
-    with Stopping() as stopping:
+    with GracefulShutdown() as stopping:
         try:
             run_cell(study, chosen, rate_of(study), stopping=stopping, report=note)
         except Stopped:
@@ -127,7 +127,7 @@ def _cell(study: Study, name: str, command: str) -> None:
 
 def _conduct(config: StudyConfig, command: str) -> None:
     """Run the remaining jobs, with a status line."""
-    from sparrow.dataflow.stopping import Stopping
+    from sparrow.dataflow.stopping import GracefulShutdown
     from sparrow_recipes.study.running import JobFailed
     from sparrow_recipes.study.stages import NoRate, conduct, open_study, state_of
 
@@ -145,7 +145,7 @@ def _conduct(config: StudyConfig, command: str) -> None:
         status.update(plain(f"{done} of {len(states)} runs done; {jobs}"))
 
     try:
-        with closing(lock), Stopping() as stopping, notes.status("starting") as status:
+        with closing(lock), GracefulShutdown() as stopping, notes.status("starting") as status:
             ended = conduct(study, command, stop=lambda: stopping.requested, event=event, show=show)
     except (JobFailed, NoRate) as error:
         resume = "\nonce this is fixed, the same command resumes"

@@ -20,7 +20,7 @@ from sparrow.engine.memory import host_memory
 from sparrow.files import FolderLock, remove_unfinished, write_whole
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device, pick_dtype
-from sparrow.models.decoder import Layer
+from sparrow.models.decoder import DecoderLayer
 from sparrow.models.spec import Rope
 from sparrow.schema.loading import save_resolved
 from sparrow.tasks.base import EOS, PAD, VOCABULARY, WORDS, puzzle_tokenizer
@@ -74,7 +74,7 @@ def narrowed(model: Decoder, spec: ModelSpec) -> Decoder:
     small = random(spec, dtype=model.dtype, device=model.device)
     state = model.state_dict()
     for index, layer in enumerate(model.layers):
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, DecoderLayer)
         gate, up = layer.mlp.gate_up.weight.detach().chunk(2)
         down = layer.mlp.down.weight.detach()
         weight = gate.float().norm(dim=1) * up.float().norm(dim=1) * down.float().norm(dim=0)

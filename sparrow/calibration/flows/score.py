@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.calibration.flows.texts import Text
-from sparrow.calibration.replay import Arm, acceptances, make_arm, read, variant_of
+from sparrow.calibration.replay import Arm, acceptances, make_arm, make_variant, read
 from sparrow.calibration.store import Store
 from sparrow.models import Decoder, fingerprint
 from sparrow.schema.flow import Configuration, Errors, FlowScore, FlowScores, FlowText
@@ -173,7 +173,7 @@ def _cells(
     """Each content once, under the first of its names."""
     unique: dict[str, FlowCell] = {}
     for flow, configuration in places:
-        variant = variant_of(flow, flow.name, model.spec, **dict(configuration))
+        variant = make_variant(flow, flow.name, model.spec, **dict(configuration))
         for budget in budgets:
             cell = FlowCell(configuration, variant, make_arm(variant, flow, budget), budget)
             unique.setdefault(repr(cell.key), cell)
@@ -221,7 +221,7 @@ def _rows(
     """A row of every cell. found: by text, the figures of every cell."""
     p05 = np.array([[figures["p05"] for figures in text] for text in results])
     pages = {cell.configuration.page for cell in cells}
-    plain = {variant_of(block_mean, "", model.spec, page=page).digest for page in pages}
+    plain = {make_variant(block_mean, "", model.spec, page=page).digest for page in pages}
     base = {
         (cell.configuration, cell.budget): p05[:, n]
         for n, cell in enumerate(cells)

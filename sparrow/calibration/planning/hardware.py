@@ -130,7 +130,7 @@ class StepModel:
 
     def __init__(self, hardware: Hardware, reads: ByteModel) -> None:
         self.hardware = hardware
-        self.reads = as_read(reads) if hardware.engine else reads
+        self.reads = with_idle_landmarks(reads) if hardware.engine else reads
         self._seconds = np.zeros(1)  # of a row, by length
 
     def fixed(self, rows: int, longest: int) -> float:
@@ -165,7 +165,7 @@ class StepModel:
         return row_seconds + np.where(wide, self.fixed(rows, narrow + 1), self.fixed(rows, narrow))
 
 
-def stretched(hardware: Hardware, spec: "ModelSpec", rows: int) -> list[str]:
+def extrapolation_notes(hardware: Hardware, spec: "ModelSpec", rows: int) -> list[str]:
     """Return notes on how far a model is from those that the machine was measured with."""
     engine, size = hardware.engine, spec.parameters()
     if engine is None:
@@ -186,7 +186,7 @@ def stretched(hardware: Hardware, spec: "ModelSpec", rows: int) -> list[str]:
     return notes
 
 
-def as_read(reads: ByteModel) -> ByteModel:
+def with_idle_landmarks(reads: ByteModel) -> ByteModel:
     """The bytes that the constants of a machine were fitted to."""
     return replace(reads, idle_landmarks=True)
 

@@ -26,14 +26,14 @@ from sparrow.calibration.planning.context import (
     prices,
 )
 from sparrow.calibration.planning.cost import FloatArray, eflops, printed_speed_up
-from sparrow.calibration.planning.hardware import stretched
+from sparrow.calibration.planning.hardware import extrapolation_notes
 from sparrow.files import remove_unfinished
 from sparrow.schema.calibrate import PlanConfig
 from sparrow.schema.plan import (
     CheckedBin,
     Compared,
     ComparedBin,
-    PlanAside,
+    PlanAtTarget,
     PlanBin,
     PlanFile,
     PlannedVariant,
@@ -342,7 +342,7 @@ def notes(context: PlanningContext, option: PlanOption) -> tuple[str, ...]:
         aims = ", ".join(f"{target:g}" for target in surface.targets)
         texts.append(f"samples were spent on a target of {aims}, not of {option.target:g}")
     rows = max(lengths.shape[1] for lengths in context.trace(option.variant).chunks())
-    texts += stretched(hardware, context.spec, rows)
+    texts += extrapolation_notes(hardware, context.spec, rows)
     if option.seconds >= option.dense_seconds:
         texts.append(
             f"on {hardware.name} the schedule is no faster than dense ({option.speed_up:.2f}x): "
@@ -376,13 +376,13 @@ def _provenance(
 # What stands beside it.
 
 
-def plan_at(context: PlanningContext, config: PlanConfig) -> PlanAside:
+def plan_at(context: PlanningContext, config: PlanConfig) -> PlanAtTarget:
     try:
         best = plan_options(context, config)[0]
     except Unreachable as error:
         nearest = error.nearest if np.isfinite(error.nearest) else None
-        return PlanAside(target=config.target, reached=False, nearest=nearest)
-    return PlanAside(
+        return PlanAtTarget(target=config.target, reached=False, nearest=nearest)
+    return PlanAtTarget(
         target=config.target,
         reached=True,
         budgets=best.budgets,

@@ -14,7 +14,7 @@ from sparrow.dataflow.local.messages import Callbacks, LearnerBatch, NoCallbacks
 from sparrow.models import Decoder, hf_views
 from sparrow.schema.base import Float32Array, Float32Matrix
 from sparrow.schema.episode import Group, TrainSample, Trajectory
-from sparrow.schema.gate import RatioEstimate, Reading
+from sparrow.schema.gate import AcceptanceReading, RatioEstimate
 from sparrow.schema.train import TrainConfig
 from sparrow.training.learner import Learner, SampleScores, UpdateStats
 from sparrow.training.objectives.advantages import Rewards
@@ -178,10 +178,10 @@ def _decoded(trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
     return decoded, places[decoded].astype(np.int32)
 
 
-def _reading(trajectory: Trajectory, scores: SampleScores) -> Reading:
+def _reading(trajectory: Trajectory, scores: SampleScores) -> AcceptanceReading:
     assert scores.alpha is not None, "only called for measured trajectories"
     decoded, lengths = _decoded(trajectory)
-    return Reading(
+    return AcceptanceReading(
         prompt=trajectory.prompt_id,
         lengths=lengths,
         alpha=scores.alpha[decoded],

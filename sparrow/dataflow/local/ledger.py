@@ -20,7 +20,7 @@ from sparrow.dataflow.local.metrics import validation_metrics
 from sparrow.dataflow.run_files import RunFiles, write_rollouts
 from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.evaluation import Evaluation
-from sparrow.schema.gate import Look
+from sparrow.schema.gate import GateCheck
 from sparrow.schema.train import TrainConfig
 from sparrow.training.learner import UpdateStats
 
@@ -79,7 +79,7 @@ class Ledger:
         self,
         rollouts: RolloutBatch,
         updates: Sequence[UpdateStats],
-        look: Look,
+        look: GateCheck,
         metrics: Mapping[str, float],
     ) -> None:
         """Record a step that was taken: progress, faults, metrics, rollouts and gate actions."""
@@ -148,7 +148,7 @@ class Ledger:
 
     # Stopping.
 
-    def raise_if_stopped(self, look: Look) -> None:
+    def raise_if_stopped(self, look: GateCheck) -> None:
         """Raise if the gate stopped the run, or too many steps had no finite loss."""
         for action in look.actions:
             if action.kind == "stop":

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from sparrow.schema.base import Float32Array, Record
 from sparrow.schema.episode import Group, TrainSample, Trajectory
-from sparrow.schema.gate import RatioEstimate, Reading
+from sparrow.schema.gate import AcceptanceReading, RatioEstimate
 from sparrow.schema.schedule import Schedule
 from sparrow.training.learner import SampleScores
 
@@ -82,7 +82,7 @@ class LearnerBatch:
     weights: tuple[Float32Array, ...] = ()  # of each learnt token, by the corrections
     scores: tuple[SampleScores, ...] = ()
     references: tuple[Float32Array, ...] | None = None  # by learnt token: of the reference model
-    readings: tuple[Reading, ...] = ()  # exact acceptance, of the watched trajectories
+    readings: tuple[AcceptanceReading, ...] = ()  # exact acceptance, of the watched trajectories
     estimates: tuple[RatioEstimate, ...] = ()  # its cheap estimate, of all
     mismatch: dict[str, float] = field(default_factory=dict)
     broken: bool = False  # the dense pass gave values that are not finite

@@ -9,7 +9,7 @@ from sparrow.dataflow.local.messages import LearnerBatch, RolloutBatch
 from sparrow.schema.base import Float32Array
 from sparrow.schema.episode import Trajectory
 from sparrow.schema.evaluation import Evaluation
-from sparrow.schema.gate import Look, Reading
+from sparrow.schema.gate import AcceptanceReading, GateCheck
 from sparrow.schema.gate import metrics as gate_metrics
 from sparrow.stats import TAIL
 from sparrow.training.learner import UpdateStats
@@ -25,7 +25,7 @@ def step_metrics(
     rollouts: RolloutBatch,
     batch: LearnerBatch,
     updates: Sequence[UpdateStats],
-    look: Look,
+    look: GateCheck,
     seconds: Mapping[str, float],
 ) -> Metrics:
     """All metrics of a step; unknown ones are left out."""
@@ -105,7 +105,7 @@ def _updates(updates: Sequence[UpdateStats]) -> Metrics:
     }
 
 
-def _tail_of_step(readings: Sequence[Reading], look: Look) -> Metrics:
+def _tail_of_step(readings: Sequence[AcceptanceReading], look: GateCheck) -> Metrics:
     """p05 over this step's measured tokens alone, also by bin and over uncertain tokens."""
     if not sum(len(reading.alpha) for reading in readings):
         return {}

@@ -24,7 +24,7 @@ from sparrow.dataflow.local.messages import (
     RolloutBatch,
     RolloutRequest,
 )
-from sparrow.dataflow.stopping import Stopped, Stopping
+from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.schema.base import from_dict
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation
@@ -32,7 +32,7 @@ from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import RowsConfig, TrainConfig
 from sparrow.tasks.base import Example, Examples, Judge
-from sparrow.tasks.choosing import is_task, judge_of, rows_of
+from sparrow.tasks.choosing import is_task, open_judge, open_rows
 from sparrow.training.objectives.advantages import informative
 from sparrow.training.objectives.algorithms import Algorithm
 from sparrow.training.world import World, interleave
@@ -41,7 +41,7 @@ VALIDATION_SEED = 2**40  # where the seeds of validation begin: rows of a run ne
 MOST_OVERLONG = 1000  # prompts in a row that are too long before it is an error
 
 
-def validation_of(config: TrainConfig) -> list[Part]:
+def open_validation(config: TrainConfig) -> list[Part]:
     """Open the held-out rows: those of `validation`, then a part for each of its sets."""
     held, parts = config.validation, list[Part]()
     if not held.every:
@@ -51,8 +51,8 @@ def validation_of(config: TrainConfig) -> list[Part]:
             if place is None:
                 continue  # rows of training, which say little; there are sets
             chosen = _held_out(config, place)
-            rows = rows_of(chosen, seed=config.run.seed)
-            judge = judges.enter_context(closing(judge_of(chosen, rows)))
+            rows = open_rows(chosen, seed=config.run.seed)
+            judge = judges.enter_context(closing(open_judge(chosen, rows)))
             try:
                 parts += Part.of(rows, judge, count=held.prompts, first=held.first, name=name)
             except ValueError as error:
@@ -96,7 +96,7 @@ class RolloutSide:
     max_prompt: int  # tokens
     validation: list[Part]
     world: World = field(default_factory=World)
-    stopping: Stopping = field(default_factory=Stopping)
+    stopping: GracefulShutdown = field(default_factory=GracefulShutdown)
     callbacks: Callbacks = field(default_factory=NoCallbacks)
 
     def sleep(self) -> None:
@@ -209,7 +209,7 @@ class RolloutSide:
         def share() -> list[Group] | Stopped | EpisodeFailed:
             work = self._generate_all(request, world.local_items(slots))
             try:
-                local.extend(run_coroutine(self.stopping.unless(work)))
+                local.extend(run_coroutine(self.stopping.run_until_stopped(work)))
             except (Stopped, EpisodeFailed) as error:
                 failures.append(error)
                 return error

@@ -20,15 +20,15 @@ import torch
 
 from sparrow.dataflow.backend import RolloutBackend, open_backend
 from sparrow.dataflow.checkpoints import Checkpoints, Damaged
-from sparrow.dataflow.episodes import Episode, episode_of
-from sparrow.dataflow.language import Language, language_of
+from sparrow.dataflow.episodes import Episode, load_episode
+from sparrow.dataflow.language import Language, load_language
 from sparrow.dataflow.local.learner import LearnerSide
 from sparrow.dataflow.local.ledger import Ledger
 from sparrow.dataflow.local.messages import Callbacks, Clock, RolloutRequest
-from sparrow.dataflow.local.rollout import RolloutSide, validation_of
+from sparrow.dataflow.local.rollout import RolloutSide, open_validation
 from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, RunFiles, import_wandb
-from sparrow.dataflow.stopping import Stopped, Stopping
-from sparrow.engine.answer import placed_schedule
+from sparrow.dataflow.stopping import GracefulShutdown, Stopped
+from sparrow.engine.answer import resolve_schedule
 from sparrow.files import has_sums, remove_unfinished, unfinished_path, write_whole
 from sparrow.gate import Gate
 from sparrow.models import Decoder, fingerprint, load, provenance, save, tokenizer_digest
@@ -44,7 +44,7 @@ from sparrow.schema.types import Report
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example, Examples, Judge
-from sparrow.tasks.choosing import judge_of, rows_of
+from sparrow.tasks.choosing import open_judge, open_rows
 from sparrow.tasks.rows import FileRows
 from sparrow.training.learner import Learner
 from sparrow.training.objectives.algorithms import Algorithm, make_algorithm
@@ -229,8 +229,8 @@ def open_run(
     *,
     episode: Episode | None = None,
     judge: Judge | None = None,
-    watch: Callbacks | None = None,
-    stopping: Stopping | None = None,
+    callbacks: Callbacks | None = None,
+    stopping: GracefulShutdown | None = None,
     report: Report | None = None,
 ) -> Run:
     """Open a new run, or resume from its last checkpoint: `with open_run(config) as run`.
@@ -242,7 +242,7 @@ def open_run(
     if config.run.wandb is not None:
         import_wandb()
     run = open_parts(config, folder, episode=episode, judge=judge, stopping=stopping, report=report)
-    run.callbacks = watch or run.callbacks
+    run.callbacks = callbacks or run.callbacks
 
     def open_files() -> None:
         own = config.run
@@ -282,7 +282,7 @@ def open_parts(
     *,
     episode: Episode | None = None,
     judge: Judge | None = None,
-    stopping: Stopping | None = None,
+    stopping: GracefulShutdown | None = None,
     report: Report | None = None,
 ) -> Run:
     """Make the parts of a run at its start, without its files.
@@ -292,15 +292,15 @@ def open_parts(
     report, rollout = report or (lambda text: None), config.rollout
     device = rank_device(pick_device(config.model.device))
     dtype = pick_dtype(config.model.dtype, device, {})
-    world, stopping = _ranks(config, device), stopping or Stopping()
+    world, stopping = _ranks(config, device), stopping or GracefulShutdown()
     algorithm = make_algorithm(config.algorithm, max_tokens=rollout.max_tokens)
-    episode = episode or episode_of(rollout.episode)
-    rows: Examples = rows_of(config.data, seed=config.run.seed)
+    episode = episode or load_episode(rollout.episode)
+    rows: Examples = open_rows(config.data, seed=config.run.seed)
     model = load(config.model.name, dtype="float32", device=device, report=report)
-    schedule, flow = placed_schedule(rollout.attention, model.spec.family)
+    schedule, flow = resolve_schedule(rollout.attention, model.spec.family)
     max_prompt = max_prompt_tokens(rollout, model.spec)
     longest = max_prompt + rollout.max_tokens
-    language = language_of(model, config.data.task in PUZZLES, chat=config.chat)
+    language = load_language(model, config.data.task in PUZZLES, chat=config.chat)
     rows = _drop_overlong(rows, language, max_prompt, report)
     for note in schedule_notes(schedule, config.model.name, longest):
         report(note)
@@ -311,14 +311,14 @@ def open_parts(
         checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=report),
         left_out=getattr(rows, "problems", ()),
     )
-    validation = validation_of(config)
+    validation = open_validation(config)
     learner = _learner_side(config, model, reference, dtype, algorithm, world)
     rule = None if schedule is None else Rule.of(schedule, flow)
     side = RolloutSide(
         config=config,
         backend=_backend(config, rule, dtype, device, longest),
         rows=rows,
-        judge=judge or judge_of(config.data, rows),
+        judge=judge or open_judge(config.data, rows),
         language=language,
         episode=episode,
         algorithm=algorithm,

@@ -33,7 +33,7 @@ JOIN_TILE = 32  # splits that are joined per step
 MOST_GROUP = 64  # query heads of a KV head
 
 
-class Plan(NamedTuple):
+class DecodePlan(NamedTuple):
     """How a call is cut: tokens per step, splits of a row (at most), tokens of a split (at least),
     and how a step is scheduled.
     """
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     stages: int
 
 
-def plan(rows: int, kv_heads: int, tokens: int, head_size: int, itemsize: int) -> Plan:
+def plan(rows: int, kv_heads: int, tokens: int, head_size: int, itemsize: int) -> DecodePlan:
     """A plan from shapes; `tokens` is the room of a row of the table.
 
     A tile of K takes 16 KB, so that the tiles in flight of two programs fit a multiprocessor.
@@ -56,7 +56,7 @@ def plan(rows: int, kv_heads: int, tokens: int, head_size: int, itemsize: int) -
     least = EVEN_SPLIT if pairs >= ENOUGH else max(tile, LEAST_SPLIT, few)
     target = max(PROGRAMS // pairs, -(-tokens // LONG_SPLIT))
     most = min(MOST_SPLITS, MOST_PROGRAMS // pairs, -(-tokens // least))
-    return Plan(tile, max(1, min(target, most)), least, warps=4, stages=4)
+    return DecodePlan(tile, max(1, min(target, most)), least, warps=4, stages=4)
 
 
 def fits(_op: str, dtype: torch.dtype, head_size: int) -> bool:

@@ -19,7 +19,7 @@ from sparrow.ops.kernels.attend_decode import head_mask
 from sparrow.ops.kernels.attend_decode import supports as supports
 
 
-class Plan(NamedTuple):
+class PrefillPlan(NamedTuple):
     """Queries of a block, keys per step, and how a step is scheduled."""
 
     queries: int
@@ -28,11 +28,11 @@ class Plan(NamedTuple):
     stages: int
 
 
-def plan(head_size: int, itemsize: int) -> Plan:
+def plan(head_size: int, itemsize: int) -> PrefillPlan:
     """The largest blocks whose registers do not spill; fp32 runs without tensor cores."""
     if itemsize == 4:
-        return Plan(queries=32, keys=16, warps=8, stages=2)
-    return Plan(queries=128, keys=64 if head_size <= 128 else 32, warps=8, stages=3)
+        return PrefillPlan(queries=32, keys=16, warps=8, stages=2)
+    return PrefillPlan(queries=128, keys=64 if head_size <= 128 else 32, warps=8, stages=3)
 
 
 def attend_causal_paged(

@@ -79,7 +79,7 @@ def _product_fits(x_TK: Tensor, *others: Tensor, eps: float | None = None) -> bo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class LinearLaunch:
     """How a product is cut: columns of a program, depth of a step, programs along the depth."""
 
     columns: int
@@ -91,23 +91,25 @@ class Launch:
 
 # (op, tokens of the tile, width, depth) -> what was fastest there. Other shapes go by the rule, of
 # which only Qwen3-1.7B's shapes were measured.
-LAUNCHES: dict[tuple[str, int, int, int], Launch] = {
-    ("logits", 32, 151_936, 2048): Launch(columns=64, depth=128, stages=4),
-    ("logits", 64, 151_936, 2048): Launch(columns=128, depth=64, stages=6),
+LAUNCHES: dict[tuple[str, int, int, int], LinearLaunch] = {
+    ("logits", 32, 151_936, 2048): LinearLaunch(columns=64, depth=128, stages=4),
+    ("logits", 64, 151_936, 2048): LinearLaunch(columns=128, depth=64, stages=6),
 }
 
 
-def launch_for(op: str, tokens: int, width: int, depth: int) -> Launch:
+def launch_for(op: str, tokens: int, width: int, depth: int) -> LinearLaunch:
     """The measured launch of a shape, or about one program per processor of a large GPU."""
     if (op, tile(tokens), width, depth) in LAUNCHES:
         return LAUNCHES[op, tile(tokens), width, depth]
     rows, programs, gated = tile(tokens), triton.cdiv(width, 64), op == "norm_gated"
     if programs > PROCESSORS:  # many rounds: two programs per processor alternate
-        return Launch(columns=64, depth=128, stages=3 if gated or rows > 16 else 4)
+        return LinearLaunch(columns=64, depth=128, stages=3 if gated or rows > 16 else 4)
     splits = max(1, min(PROCESSORS // programs, depth // LEAST_SPAN))
     if rows == 16 or (rows == 32 and not gated):
-        return Launch(columns=64, depth=256, splits=splits)
-    return Launch(columns=64, depth=128, splits=splits, stages=3 if gated and rows > 32 else 4)
+        return LinearLaunch(columns=64, depth=256, splits=splits)
+    return LinearLaunch(
+        columns=64, depth=128, splits=splits, stages=3 if gated and rows > 32 else 4
+    )
 
 
 def tile(tokens: int) -> int:

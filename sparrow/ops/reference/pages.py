@@ -56,7 +56,7 @@ def keep_pages(
     count_BG = torch.minimum(torch.maximum(affordable_BG, reserved_B1), pages_B1)
 
     if mass is not None:
-        score_BGM = masses_of(score_BGM, finished_BM=index_M < lengths_B[:, None] // page)
+        score_BGM = page_masses(score_BGM, finished_BM=index_M < lengths_B[:, None] // page)
     order_BGM = rank_pages(score_BGM, reserved_BM, exists_BM)
     if mass is not None and len(index_M):
         enough_BG = pages_for(score_BGM.gather(2, order_BGM), mass)
@@ -78,7 +78,7 @@ def rank_pages(score_BGM: Tensor, reserved_BM: Tensor, exists_BM: Tensor) -> Ten
     return rank_key_BGM.argsort(dim=2, descending=True, stable=True)
 
 
-def masses_of(score_BGM: Tensor, finished_BM: Tensor) -> Tensor:
+def page_masses(score_BGM: Tensor, finished_BM: Tensor) -> Tensor:
     """Scores as masses: none where a score is negative or NaN, or its page is not finished."""
     return score_BGM.nan_to_num(nan=0.0).clamp(min=0).masked_fill(~finished_BM[:, None], 0)
 

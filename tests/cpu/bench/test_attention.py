@@ -119,7 +119,9 @@ def test_what_is_refused() -> None:
 def test_cases_take_turns() -> None:
     seen: list[str] = []
     cases = [
-        timing.Case(names={"name": name}, bytes=8, calls=[lambda name=name: seen.append(name)] * 2)
+        timing.TimedCase(
+            names={"name": name}, bytes=8, calls=[lambda name=name: seen.append(name)] * 2
+        )
         for name in "ab"
     ]
     rows = timing.measure(cases, torch.device("cpu"), replays=1, rounds=2)

@@ -22,7 +22,7 @@ def test_wrong_attention_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def attend(*args: torch.Tensor, scale: float, wrong: float = wrong) -> torch.Tensor:
             result = right(*args, scale=scale)
-            return result + wrong if ops.fastest() else result
+            return result + wrong if ops.optimised_kernels_allowed() else result
 
         monkeypatch.setattr(ops, "attend_decode", attend)
         result = doctor.attention("float32", "cpu")

@@ -14,7 +14,7 @@ from support.replays import replay
 from sparrow import load
 from sparrow.calibration import calibration
 from sparrow.calibration.calibration import Collector
-from sparrow.calibration.replay import DENSE, Prompt, make_arm, teacher_force, variant_of
+from sparrow.calibration.replay import DENSE, Prompt, make_arm, make_variant, teacher_force
 from sparrow.calibration.store import FILE, Trajectories
 from sparrow.dataflow import prompts
 from sparrow.dataflow.calibrate import calibrate
@@ -70,7 +70,7 @@ def test_generated_acceptance_is_that_of_a_replay(
 ) -> None:
     """The engine's hidden states against a second sparse pass over what it wrote."""
     made = collector(model, source, tmp_path)
-    own = make_arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
+    own = make_arm(make_variant(block_mean, "block_mean", model.spec), block_mean, 64)
     made.collect({own: 2, DENSE: 1})
     found = list(made.store.of(own.key))
     assert [(one.prompt, one.sample) for one in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -100,7 +100,7 @@ def test_budgets_by_layer_that_round_to_even_ones_are_not_measured_again(
         made = calibration.Calibration(
             collector(model, source, tmp_path), budgets=(48, 80), edges=(0, 64), targets=(0.8,)
         )
-        even = variant_of(block_mean, "block_mean", model.spec)
+        even = make_variant(block_mean, "block_mean", model.spec)
         loss = {"variant": even.name, "budget": 48, "layers": (2, 3), "p05": 0.5, "low": 0.4}
         loss |= {"high": 0.6, "mean": 0.9, "tokens": 9, "prompts": 3}
         made.found.layers.append(LayerLoss(**loss))
@@ -126,7 +126,7 @@ def test_an_answer_of_one_token_shows_nothing_and_is_kept(
 
 def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.PromptSet) -> None:
     ids = torch.randint(40, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
-    own = make_arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
+    own = make_arm(make_variant(block_mean, "block_mean", model.spec), block_mean, 64)
     given = Prompt(number=5, name="given", ids=tuple(ids), start=20)
     ((_, found), (_, floor)) = teacher_force(model, given, [own, DENSE])
     assert own.schedule is not None

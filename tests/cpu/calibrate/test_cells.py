@@ -14,7 +14,7 @@ from sparrow.calibration.cells import (
     shares,
     slope,
 )
-from sparrow.calibration.replay import DENSE, Arm, make_arm, variant_of
+from sparrow.calibration.replay import DENSE, Arm, make_arm, make_variant
 from sparrow.calibration.store import MeasuredSequence
 from sparrow.schema.schedule import DENSE as EVERYTHING
 from sparrow.schema.surface import Cell, LayerLoss
@@ -153,14 +153,14 @@ def test_groups_and_their_shares() -> None:
     assert min(extreme) >= 0.25
     assert np.mean(extreme) == pytest.approx(1, abs=0.03)
     # They become budgets of layers, never below reserved pages.
-    variant = variant_of(block_mean, "block_mean", TINY, shares=(0.25, 1.0, 2.0))
+    variant = make_variant(block_mean, "block_mean", TINY, shares=(0.25, 1.0, 2.0))
     schedule = variant.schedule([0, 100], [96, EVERYTHING])
     budgets = [schedule.budgets_of(layer).tolist() for layer in range(3)]
     assert budgets == [[48, EVERYTHING], [96, EVERYTHING], [192, EVERYTHING]]
 
 
 def test_arms_of_equal_content_are_equal() -> None:
-    variant = variant_of(block_mean, "block_mean", TINY)
+    variant = make_variant(block_mean, "block_mean", TINY)
     own = make_arm(variant, block_mean, 64)
     assert {own, make_arm(variant.replace(name="other"), block_mean, 64)} == {own}
     assert own != make_arm(variant, block_mean, 80)

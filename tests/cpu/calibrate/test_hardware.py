@@ -14,7 +14,12 @@ from support.specs import TINY as SPEC
 
 from sparrow.calibration.planning import cost
 from sparrow.calibration.planning.cost import ByteModel
-from sparrow.calibration.planning.hardware import EngineTimes, Hardware, StepModel, stretched
+from sparrow.calibration.planning.hardware import (
+    EngineTimes,
+    Hardware,
+    StepModel,
+    extrapolation_notes,
+)
 from sparrow.models.spec import shape
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse import preset
@@ -151,10 +156,10 @@ def test_files_of_machines(tmp_path: Path) -> None:
 
 def test_what_is_extrapolated_is_said() -> None:
     h200 = Hardware.load("h200")
-    assert stretched(h200, shape("qwen3-4b"), 32) == []
-    (small,) = stretched(h200, SPEC, 8)
+    assert extrapolation_notes(h200, shape("qwen3-4b"), 32) == []
+    (small,) = extrapolation_notes(h200, SPEC, 8)
     assert "1.7 to 14.8 billion parameters" in small
-    (many,) = stretched(h200, shape("qwen3-4b"), 200)
+    (many,) = extrapolation_notes(h200, shape("qwen3-4b"), 200)
     assert "200 sequences run at once, 60 were measured" in many
-    (unknown,) = stretched(machine(None), SPEC, 8)
+    (unknown,) = extrapolation_notes(machine(None), SPEC, 8)
     assert "not measured" in unknown

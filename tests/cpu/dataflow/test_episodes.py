@@ -10,7 +10,7 @@ from support.training import config, metrics, model_folder, trained
 
 from sparrow import models
 from sparrow.dataflow.episodes import Actor
-from sparrow.dataflow.language import PUZZLE_LANGUAGE, Language, language_of
+from sparrow.dataflow.language import PUZZLE_LANGUAGE, Language, load_language
 from sparrow.dataflow.run_files import read_rollouts
 from sparrow.functions import register
 from sparrow.schema.common import ChatConfig
@@ -154,4 +154,4 @@ def test_an_episode_of_a_cell_with_a_conversation(model: Path, tmp_path: Path) -
 def test_puzzles_have_no_chat() -> None:
     tiny = models.load("tiny", device="cpu")
     with pytest.raises(ValueError, match=r"chat\.system"):
-        language_of(tiny, True, chat=ChatConfig(system="yes")).encode("x1")
+        load_language(tiny, True, chat=ChatConfig(system="yes")).encode("x1")

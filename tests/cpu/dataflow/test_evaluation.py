@@ -15,12 +15,12 @@ from sparrow.dataflow.backend import EngineBackend, open_backend
 from sparrow.dataflow.evaluation import (
     Answered,
     Part,
-    attending,
     evaluate,
+    open_engine,
     open_parts,
     summarise,
 )
-from sparrow.dataflow.language import PUZZLE_LANGUAGE, language_of, speaks_puzzles
+from sparrow.dataflow.language import PUZZLE_LANGUAGE, load_language, speaks_puzzles
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.evaluation import EvalConfig, Evaluation
 from sparrow.schema.sampling import Completion, SamplingParams
@@ -169,19 +169,19 @@ class TestAttending:
     def test_what_is_asked_for(self, model: models.Decoder) -> None:
         """A budget and a window have no dense layer; a budget may have another flow."""
         for settings in ({"budget": 64}, {"window": 64}):
-            backend, schedule = attending(model, asked(**settings))
+            backend, schedule = open_engine(model, asked(**settings))
             assert schedule is not None
             assert (schedule.budget(500), schedule.dense_layers) == (64, ())
             assert backend.engine.rule is not None
             assert backend.engine.rule.dense_layers == frozenset()
         assert (schedule.first, schedule.last) == (0, 4)
-        backend, schedule = attending(model, asked())
+        backend, schedule = open_engine(model, asked())
         assert schedule is backend.engine.rule is None
-        backend, schedule = attending(model, asked(budget=64, flow="quest"))
+        backend, schedule = open_engine(model, asked(budget=64, flow="quest"))
         assert schedule is not None
         assert backend.engine.rule is not None
         assert (schedule.flow, backend.engine.rule.name) == ("quest", "quest")
-        assert attending(model, asked(schedule="qwen3-1.7b-0.86"))[1] == preset("qwen3-1.7b-0.86")
+        assert open_engine(model, asked(schedule="qwen3-1.7b-0.86"))[1] == preset("qwen3-1.7b-0.86")
 
     def test_refuses(self, model: models.Decoder) -> None:
         name = "qwen3-1.7b-0.86"
@@ -196,7 +196,7 @@ class TestAttending:
         ]
         for settings, message in refused:
             with pytest.raises(ValueError, match=message):
-                attending(model, asked(**settings))
+                open_engine(model, asked(**settings))
 
 
 class TestEvaluate:
@@ -298,6 +298,6 @@ class TestLanguage:
         tiny = models.load("tiny", device="cpu")
         chat = ({"role": "user", "content": "x1 + x2"},)
         with pytest.raises(ValueError, match="template"):
-            language_of(tiny).encode(chat)
+            load_language(tiny).encode(chat)
         with pytest.raises(ValueError, match="puzzles"):
             PUZZLE_LANGUAGE.encode(chat)

@@ -30,7 +30,7 @@ from support.training import (
 
 from sparrow import load, models
 from sparrow.dataflow.backend import EngineBackend, RolloutBackend
-from sparrow.dataflow.episodes import Actor, build_trajectory, episode_of, single_turn
+from sparrow.dataflow.episodes import Actor, build_trajectory, load_episode, single_turn
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.dataflow.local.messages import EpisodeFailed, RolloutRequest
 from sparrow.dataflow.local.run import Run, open_run
@@ -278,9 +278,9 @@ def test_an_actor_gives_as_many_as_it_is_asked_for() -> None:
     assert engine.asked[0][0].max_tokens == actor.room([1] * 9) == 3
     with pytest.raises(ValueError, match="12 tokens"):
         asyncio.run(actor.generate([1] * 12))
-    assert episode_of(None) is single_turn
+    assert load_episode(None) is single_turn
     with pytest.raises(ValueError, match=r"rollout\.episode.*async"):
-        episode_of("support.rewards:odd")
+        load_episode("support.rewards:odd")
 
 
 class Canned:

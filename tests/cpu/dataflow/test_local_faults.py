@@ -110,7 +110,7 @@ def test_a_verifier_that_hangs_crashes_or_raises_gives_0_and_is_counted(
     rollout, steps = {**SHORT, "prompts": 4}, {"steps": 2, "save_every": 1}
     chosen = config(model, tmp_path / "run", data=data, rollout=rollout, run=steps)
     watch = Hears()
-    run = open_run(chosen, watch=watch)
+    run = open_run(chosen, callbacks=watch)
     header = "\n".join(run.header())
     assert "(pid namespace)" in header or "(subreaper)" in header
     step(run)

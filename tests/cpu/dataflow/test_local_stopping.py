@@ -6,13 +6,13 @@ import signal
 
 import pytest
 
-from sparrow.dataflow.stopping import Stopped, Stopping
+from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_is_a_wish_and_the_second_an_order(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with Stopping() as stopping:
+    with GracefulShutdown() as stopping:
         assert not stopping.requested
         os.kill(os.getpid(), number)
         assert stopping.requested
@@ -24,7 +24,7 @@ def test_the_first_is_a_wish_and_the_second_an_order(number: signal.Signals) -> 
 def test_a_run_under_nohup_outlives_its_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Stopping() as stopping:
+        with GracefulShutdown() as stopping:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not stopping.requested
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -42,8 +42,8 @@ def test_work_is_cancelled_and_cleans_up_before_it_ends() -> None:
         finally:
             done.append("cleaned up")
 
-    with Stopping() as stopping, pytest.raises(Stopped):
-        asyncio.run(stopping.unless(long()))
+    with GracefulShutdown() as stopping, pytest.raises(Stopped):
+        asyncio.run(stopping.run_until_stopped(long()))
     assert done == ["cleaned up"]
 
 
@@ -55,8 +55,8 @@ def test_work_that_is_done_counts_and_its_faults_are_its_own() -> None:
     async def broken() -> int:
         raise KeyError("own")
 
-    with Stopping() as stopping:
-        assert asyncio.run(stopping.unless(quick())) == 7, "nothing is thrown away"
+    with GracefulShutdown() as stopping:
+        assert asyncio.run(stopping.run_until_stopped(quick())) == 7, "nothing is thrown away"
         assert stopping.requested
     with pytest.raises(KeyError, match="own"):
-        asyncio.run(Stopping().unless(broken()))
+        asyncio.run(GracefulShutdown().run_until_stopped(broken()))

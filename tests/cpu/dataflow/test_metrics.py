@@ -5,25 +5,27 @@ import pytest
 
 from sparrow.dataflow.local.metrics import _tail_of_step, validation_metrics
 from sparrow.schema.evaluation import Estimate, Evaluation, EvaluationCell
-from sparrow.schema.gate import BinLook, Figures, Look, Reading
+from sparrow.schema.gate import AcceptanceReading, BinCheck, Figures, GateCheck
 
 NONE = dict.fromkeys(("p01", "p05", "low", "high", "p50", "mean", "estimate"))
 
 
-def look(*starts: int) -> Look:
+def look(*starts: int) -> GateCheck:
     """Bins from these lengths on, the last one open."""
     figures = {"tokens": 0, "prompts": 0, "estimated": 0, **NONE}
     bins = [
-        BinLook(start=start, stop=stop, budget=None, state="unjudged", **figures)
+        BinCheck(start=start, stop=stop, budget=None, state="unjudged", **figures)
         for start, stop in zip(starts, (*starts[1:], None), strict=True)
     ]
     overall = Figures(**figures)
-    return Look(step=0, target=0.86, bins=bins, overall=overall, budget=None, actions=())
+    return GateCheck(step=0, target=0.86, bins=bins, overall=overall, budget=None, actions=())
 
 
-def reading(start: int, alpha: list[float], entropy: list[float] | None = None) -> Reading:
+def reading(
+    start: int, alpha: list[float], entropy: list[float] | None = None
+) -> AcceptanceReading:
     lengths = start + np.arange(len(alpha))
-    return Reading(prompt="a", lengths=lengths, alpha=alpha, entropy=entropy)
+    return AcceptanceReading(prompt="a", lengths=lengths, alpha=alpha, entropy=entropy)
 
 
 def test_by_hand() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparrow.dataflow.episodes import episode_of
+from sparrow.dataflow.episodes import load_episode
 from sparrow.functions import register
 from sparrow.schema.train import AlgorithmConfig
 from sparrow.sparse.flows.loading import load_flow
@@ -37,7 +37,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_settings_find_modules_and_files_of_the_current_folder(module: str) -> None:
     for place in (module, f"{module}.py"):
-        assert episode_of(f"{place}:episode").__name__ == "episode"
+        assert load_episode(f"{place}:episode").__name__ == "episode"
         advantage = AlgorithmConfig(advantage=f"{place}:advantage")
         assert make_algorithm(advantage, max_tokens=8).advantage.__name__ == "advantage"
     assert load_flow(f"{module}:my_flow").name == "quest"
@@ -53,8 +53,8 @@ def test_settings_take_functions_of_a_notebook_cell() -> None:
     def name(function: Callable[..., Any]) -> str:
         return register(function, "rollout.episode")
 
-    assert episode_of(name(mine)) is mine
+    assert load_episode(name(mine)) is mine
     with pytest.raises(ValueError, match=r"rollout\.episode"):
-        episode_of(name(sync))
+        load_episode(name(sync))
     with pytest.raises(ValueError, match=r"rollout\.episode"):
-        episode_of("here:of_another_process")
+        load_episode("here:of_another_process")

@@ -9,7 +9,7 @@ import torch
 from support.training import config, lines, trained, weights_of
 
 from sparrow import api
-from sparrow.arguments import make_config
+from sparrow.arguments import configured
 from sparrow.dataflow.evaluation import load_policy
 from sparrow.models import hf_views
 from sparrow.schema.evaluation import EvalConfig
@@ -107,6 +107,6 @@ def test_sets_from_python_are_rows_in_memory(
     monkeypatch.setenv("SPARROW_HOME", str(tmp_path))
     sets = {"mine": [{"question": "x1", "answer": "5"}], "other": "graph"}
     settings = {"task": "countdown", "validation": {"every": 1, "sets": sets}}
-    chosen = make_config(TrainConfig, ["tiny"], settings).validation.sets
+    chosen = configured(TrainConfig)(lambda config: config)("tiny", **settings).validation.sets
     assert read_rows(chosen["mine"]) == sets["mine"]
     assert chosen["other"] == "graph"

@@ -44,7 +44,7 @@ def _splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cut_into(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most so many splits, each of 32 tokens at least."""
-    cut = decode.Plan(tile=32, splits=splits, least=32, warps=4, stages=2)
+    cut = decode.DecodePlan(tile=32, splits=splits, least=32, warps=4, stages=2)
     monkeypatch.setattr(decode, "plan", lambda *_: cut)
 
 

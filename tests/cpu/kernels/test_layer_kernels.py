@@ -13,16 +13,16 @@ from support import kernels as kernel_cases
 from support.kernels import DEVICE, EPS, check_as_exact, check_heads
 
 from sparrow.ops.kernels import layers as kernels
-from sparrow.ops.kernels.layers import Launch
+from sparrow.ops.kernels.layers import LinearLaunch
 from sparrow.ops.reference import layers, logprob
 
 OPS = ("norm_linear", "norm_gated", "linear_add", "logits")
 # tokens, width, depth: whole blocks and odd ones
 SHAPES = [(1, 48, 64), (3, 40, 72), (16, 32, 64), (17, 50, 100), (33, 16, 40)]
 LAUNCHES = [
-    Launch(columns=16, depth=32),
-    Launch(columns=64, depth=16),
-    Launch(columns=16, depth=16, splits=3),
+    LinearLaunch(columns=16, depth=32),
+    LinearLaunch(columns=64, depth=16),
+    LinearLaunch(columns=16, depth=16, splits=3),
 ]
 
 
@@ -31,7 +31,7 @@ def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
 
 
 @pytest.fixture(params=LAUNCHES, ids=str)
-def launch(request, monkeypatch) -> Launch:
+def launch(request, monkeypatch) -> LinearLaunch:
     monkeypatch.setattr(kernels, "launch_for", lambda *_: request.param)
     return request.param
 
@@ -52,7 +52,7 @@ def test_products() -> None:
 
 
 def test_the_launch_of_a_shape_is_one_that_was_measured_or_the_rule(monkeypatch) -> None:
-    measured = Launch(columns=64, depth=64)
+    measured = LinearLaunch(columns=64, depth=64)
     monkeypatch.setitem(kernels.LAUNCHES, ("linear_add", 32, 100, 200), measured)
     assert kernels.launch_for("linear_add", 17, 100, 200) is measured
     assert kernels.launch_for("linear_add", 16, 100, 200) != measured

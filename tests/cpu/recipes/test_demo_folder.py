@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sparrow.files import read_document, sealed
+from sparrow.files import add_line_digest, read_document
 from sparrow_recipes import demo
 from sparrow_recipes.demo import Place
 
@@ -73,7 +73,7 @@ def test_actions_of_the_gate_that_were_changed_are_named(tmp_path: Path) -> None
     place = begun(tmp_path / "demo")
     actions = place.train / "actions.jsonl"
     assert not demo.gate_stopped(place)
-    line = sealed('{"step": 3, "kind": "stop"}')
+    line = add_line_digest('{"step": 3, "kind": "stop"}')
     actions.write_text(f"{line}\n{line[:10]}", encoding="utf-8")  # another is being written
     assert demo.gate_stopped(place)
     actions.write_text(line.replace("stop", "warn") + "\n", encoding="utf-8")

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparrow.schema.gate import Reading
+from sparrow.schema.gate import AcceptanceReading
 from sparrow.schema.loading import load_config
 from sparrow_recipes.study.cell import run_cell, tail_bins
 from sparrow_recipes.study.config import StudyConfig
@@ -36,9 +36,9 @@ def test_a_cell_that_was_trained_but_not_ended_ends_the_same(tmp_path: Path) -> 
 
 def reading(
     prompt: str, start: int, alpha: list[float], entropy: list[float] | float = 1.0
-) -> Reading:
+) -> AcceptanceReading:
     lengths = start + np.arange(len(alpha))
-    return Reading(
+    return AcceptanceReading(
         prompt=prompt, lengths=lengths, alpha=alpha, entropy=np.broadcast_to(entropy, len(alpha))
     )
 

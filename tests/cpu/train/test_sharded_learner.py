@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.ranks import PATIENCE, on_ranks
-from support.sharded import CASES, CLIP, copied, everything, going_on, stating
+from support.sharded import CASES, CLIP, copied, everything, resumable, stating
 
 from sparrow.training.world import World
 
@@ -116,7 +116,7 @@ def test_ranks_take_up_the_state_of_one_process_and_the_reverse(
     folder: Path, ranks: list[Results]
 ) -> None:
     state = torch.load(folder / "alone.pt", weights_only=False)
-    wanted = going_on(World(), copied(state))
+    wanted = resumable(World(), copied(state))
     for found in ranks:
         mine = found["restored"]
         assert mine["taken"] == 2
@@ -124,7 +124,7 @@ def test_ranks_take_up_the_state_of_one_process_and_the_reverse(
         for number, moments in state["moments"].items():
             assert_close(mine["state"]["moments"][number], moments, atol=0, rtol=0)
         assert_near(mine["weights"], wanted["weights"])
-    own = going_on(World(), copied(ranks[1]["state"]["state"]))
+    own = resumable(World(), copied(ranks[1]["state"]["state"]))
     assert own["taken"] == 2
     assert_near(own["weights"], ranks[1]["state"]["weights"])
 

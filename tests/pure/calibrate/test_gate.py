@@ -8,7 +8,7 @@ import pytest
 
 from sparrow.gate import Gate
 from sparrow.schema.base import from_dict, to_dict
-from sparrow.schema.gate import Action, Look, Reading, metrics
+from sparrow.schema.gate import AcceptanceReading, Action, GateCheck, metrics
 from sparrow.schema.gate import RatioEstimate as Estimate
 from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
 from sparrow.schema.train import GateConfig
@@ -21,19 +21,19 @@ FIXED = Schedule.fixed(64, provenance=())
 STEPS = Schedule(name="steps", lengths=[0, 128, 256], budgets=[64, 96, 128], family="qwen3")
 
 
-def reading(prompt: str, start: int, alpha: np.ndarray) -> Reading:
+def reading(prompt: str, start: int, alpha: np.ndarray) -> AcceptanceReading:
     """Tokens drawn at start, start + 1, ..."""
-    return Reading(prompt=prompt, lengths=start + np.arange(len(alpha)), alpha=alpha)
+    return AcceptanceReading(prompt=prompt, lengths=start + np.arange(len(alpha)), alpha=alpha)
 
 
 def lived(
     gate: Gate, steps: range, level: Level, *, start: int = 40, stop: int = 512, n: int = 8
-) -> list[Look]:
+) -> list[GateCheck]:
     """The looks of so many steps; the first stop ends them, as it ends training.
 
     Of the tokens of each of n prompts 90 % are 1, the others within 0.05 of the level's p05.
     """
-    looks: list[Look] = []
+    looks: list[GateCheck] = []
     lengths = np.arange(start, stop)
     for step in steps:
         rng, budgets = np.random.default_rng([step, n]), np.full(len(lengths), DENSE)
@@ -52,7 +52,7 @@ def lived(
     return looks
 
 
-def kinds(looks: list[Look]) -> list[str]:
+def kinds(looks: list[GateCheck]) -> list[str]:
     return [action.kind for look in looks for action in look.actions]
 
 
@@ -76,7 +76,7 @@ def needs(least: dict[int, int], good: float = 0.93, bad: float = 0.7) -> Level:
     return level
 
 
-def actions(looks: list[Look]) -> list[Action]:
+def actions(looks: list[GateCheck]) -> list[Action]:
     return [action for look in looks for action in look.actions]
 
 
@@ -176,7 +176,7 @@ def test_a_dense_rollout_has_no_budget_to_raise() -> None:
     assert gate.schedule is None
 
 
-def observed(gate: Gate, step: int, p05: float) -> Look:
+def observed(gate: Gate, step: int, p05: float) -> GateCheck:
     """Prompts that differ so much that nothing is sure."""
     ends = np.linspace(-0.12, 0.12, 8)
     tokens = [np.where(np.arange(100) < 10, p05 + end, 1.0) for end in ends]
@@ -360,5 +360,5 @@ def test_metrics() -> None:
     assert named["sparse/accept_p05_high"] < named["sparse/accept_mean"]
     assert named["sparse/accept_estimate"] == pytest.approx(named["sparse/accept_mean"])
     assert 64 < named["sparse/kv_budget"] < 128
-    assert from_dict(Look, json.loads(json.dumps(to_dict(looks[0])))) == looks[0]
+    assert from_dict(GateCheck, json.loads(json.dumps(to_dict(looks[0])))) == looks[0]
     assert metrics(Gate(CONFIG, STEPS, longest=512).observe(0, [])) == {}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sparrow.calibration.store import ABOUT, EARLIER, FILE, MeasuredSequence, Store, Trajectories
-from sparrow.files import parse_line, sealed
+from sparrow.files import add_line_digest, parse_line
 
 SETTING = {"model": "ab", "temperature": 1.0}
 
@@ -104,7 +104,7 @@ def test_rows_of_strangers_with_their_digests(tmp_path: Path) -> None:
     wrong += [({**key, "prompt": value}, {}) for value in ("1", None, [], -1)]
     wrong += [({"arm": "arm"}, {}), ([], {}), ("arm", {}), (None, {})]
     for other, changes in wrong:
-        line = sealed(json.dumps({"key": other, "figures": figures | changes}))
+        line = add_line_digest(json.dumps({"key": other, "figures": figures | changes}))
         (tmp_path / FILE).write_text(f"{first}\n{line}\n")
         with pytest.raises(ValueError, match=FILE):
             [*Trajectories(tmp_path, SETTING).of("arm")]

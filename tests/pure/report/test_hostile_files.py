@@ -14,7 +14,7 @@ from support.study_folders import controlled, plan
 
 from sparrow.reporting.markdown import code_block, markdown, name, prose
 from sparrow.reporting.render import html
-from sparrow.reporting.run_page import page_of
+from sparrow.reporting.run_page import make_page
 from sparrow_recipes.study.files import read_study
 from sparrow_recipes.study.outcome import conclude
 from sparrow_recipes.study.page import write_study
@@ -82,9 +82,9 @@ def tags(text: str) -> set[tuple[str, str]]:
 
 
 def test_a_page_of_hostile_files(tmp_path: Path) -> None:
-    plain = html(page_of([demo(tmp_path / "plain")]))
+    plain = html(make_page([demo(tmp_path / "plain")]))
     spoil(demo(tmp_path / "spoilt"))
-    page = page_of([tmp_path / "spoilt"])
+    page = make_page([tmp_path / "spoilt"])
     text = html(page)
     assert "pwned" in text
     refuse_control(text)
@@ -96,7 +96,7 @@ def test_a_page_of_hostile_files(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_hostile_name(tmp_path: Path) -> None:
     folder = demo(tmp_path / "a\x1b[2J\x9b31m<img src=x>`|$")
-    refuse_markup(markdown(page_of([folder])))
+    refuse_markup(markdown(make_page([folder])))
 
 
 def test_names_and_prose_are_inert() -> None:
@@ -171,7 +171,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 def refused_or_read(folder: Path, file: Path) -> None:
     message = file.name
     try:
-        page = page_of([folder])
+        page = make_page([folder])
         html(page)
         markdown(page)
     except ValueError as error:
@@ -211,8 +211,8 @@ def test_settings_of_another_shape_are_named(tmp_path: Path) -> None:
     ):
         file.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=r"config\.resolved\.toml"):
-            page_of([folder])
+            make_page([folder])
     file.unlink()
     file.mkdir()  # a folder in place of a file
     with pytest.raises(ValueError, match=r"config\.resolved\.toml"):
-        page_of([folder])
+        make_page([folder])

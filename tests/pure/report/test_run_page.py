@@ -12,7 +12,7 @@ from sparrow.reporting.calibration import plan_table
 from sparrow.reporting.markdown import markdown
 from sparrow.reporting.page import Bars, Chart, Item, Page, Remarks, Table
 from sparrow.reporting.render import html
-from sparrow.reporting.run_page import difference, page_of
+from sparrow.reporting.run_page import difference, make_page
 from sparrow.reporting.training import verdict
 from sparrow.schema.common import ReportConfig
 from sparrow.schema.plan import PlanFile
@@ -48,7 +48,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_demo_has_every_part_that_the_page_promises(tmp_path: Path) -> None:
     folder = run_folders.demo(tmp_path / "demo")
-    page = page_of([folder])
+    page = make_page([folder])
     keys = [section.key for section in page.sections]
     assert keys == ["surface", "schedule", "learning", "tail", "kept", "time", "final"]
     assert {"surface-0", "kept-tokens", "reward-by-step", "tail-0", "kept-kv", "speed-0"} <= set(
@@ -65,11 +65,11 @@ def test_a_demo_has_every_part_that_the_page_promises(tmp_path: Path) -> None:
     assert speed.groups[0].bars[0].interval == (10, 12)
     assert verdict(1.01) == "Sparse and dense take the same time"
     for write in (html, markdown):
-        assert write(page) == write(page_of([folder]))
+        assert write(page) == write(make_page([folder]))
 
 
 def test_curves_are_those_of_the_files(run: Path) -> None:
-    page = page_of([run])
+    page = make_page([run])
     (reward,) = chart(page, "reward-by-step").lines
     assert reward.points[0] == (1, 0.5)
     assert reward.points[-1] == (12, pytest.approx(0.72))
@@ -87,7 +87,7 @@ def test_a_curve_is_drawn_once_and_told_by_time(run: Path, tmp_path: Path) -> No
     slow = run_folders.training(tmp_path / "slow", after=0.7)
     lines = [run_folders.step(number, **{"timing_s/step": 12.0}) for number in range(12)]
     run_folders.write_lines(slow / "metrics.jsonl", lines)
-    page = page_of([run, slow])
+    page = make_page([run, slow])
     drawn = [item.title for item in items(page).values() if isinstance(item, Chart)]
     assert not [title for title in drawn if "by time" in title]
     table = rows(page, "learning-by-time")  # 12 steps of 6 s and of 12 s
@@ -99,20 +99,20 @@ def test_a_curve_is_drawn_once_and_told_by_time(run: Path, tmp_path: Path) -> No
     )
     untimed = [run_folders.step(number, **{"timing_s/step": None}) for number in range(12)]
     run_folders.write_lines(run / "metrics.jsonl", untimed)
-    assert "learning-by-time" not in items(page_of([run]))
+    assert "learning-by-time" not in items(make_page([run]))
 
 
 def test_right_cut_off_and_wrong_stand_apart(run: Path, tmp_path: Path) -> None:
     def shares(page: Page, key: str = "accuracy-by-step") -> dict[str, list[float]]:
         return {line.name: [y for _, y in line.points] for line in chart(page, key).lines}
 
-    page = page_of([run])
+    page = make_page([run])
     near = partial(pytest.approx, abs=1e-9)
     expected = {"right": near([0.55, 0.9]), "cut off": near([0.4, 0]), "wrong": near([0.05, 0.1])}
     assert shares(page) == expected
     assert rows(page)["cut off at the token limit, before and after"] == ("0.40 → 0.00",)
     assert "| wrong though ended, before and after | 0.05 → 0.10 |" in markdown(page)
-    both = page_of([run, run_folders.training(tmp_path / "b", after=0.7)])
+    both = make_page([run, run_folders.training(tmp_path / "b", after=0.7)])
     assert shares(both, "cut_off-by-step") == {"run": [0.4, 0.0], "b": [0.4, 0.0]}
     assert shares(both, "wrong-by-step") == {"run": near([0.05, 0.1]), "b": near([0.05, 0.3])}
 
@@ -123,13 +123,13 @@ def test_outcomes_of_older_runs_follow_from_accuracy_and_the_share_cut_off(run: 
         run_folders.write_lines(run / "validation.jsonl", [line])
         (held,) = read_run(run).held_out()
         assert held.outcomes == (outcomes and pytest.approx(outcomes))
-    (accuracy,) = chart(page_of([run]), "accuracy-by-step").lines  # alone where no more is known
+    (accuracy,) = chart(make_page([run]), "accuracy-by-step").lines  # alone where no more is known
     assert accuracy.name == "right"
-    assert rows(page_of([run]))["wrong though ended, before and after"] == ("-",)
+    assert rows(make_page([run]))["wrong though ended, before and after"] == ("-",)
 
 
 def test_long_curves_are_smoothed_and_thinned(tmp_path: Path) -> None:
-    page = page_of([run_folders.training(tmp_path / "60", steps=60)])
+    page = make_page([run_folders.training(tmp_path / "60", steps=60)])
     raw, smooth = chart(page, "reward-by-step").lines
     assert (raw.faint, smooth.faint) == (True, False)
     assert smooth.points[3][1] == pytest.approx((0.5 + 0.52 + 0.54 + 0.56) / 4)
@@ -137,7 +137,7 @@ def test_long_curves_are_smoothed_and_thinned(tmp_path: Path) -> None:
     dip = {"sparse/accept_p05/bin_96": 0.5, "sparse/accept_p05_low/bin_96": 0.4}
     lines = [run_folders.step(i, **(dip if i == 1001 else {})) for i in range(2000)]
     run_folders.write_lines(folder / "metrics.jsonl", lines)
-    page = page_of([folder])
+    page = make_page([folder])
     length, tail = chart(page, "answer-length"), chart(page, "tail-0")
     assert len(length.lines[0].points) == len(tail.lines[1].points) == 500
     assert length.lines[0].points[0] == (2.5, pytest.approx(170 - 1.5))
@@ -149,7 +149,7 @@ def test_long_curves_are_smoothed_and_thinned(tmp_path: Path) -> None:
 
 def test_runs_are_compared_with_intervals(run: Path, tmp_path: Path) -> None:
     other = run_folders.training(tmp_path / "b", after=0.7, seed=5)
-    page = page_of([run, other, run_folders.dense_training(tmp_path / "d")])
+    page = make_page([run, other, run_folders.dense_training(tmp_path / "d")])
     table = rows(page)
     assert table["and after"][:2] == ("0.90 [0.80, 1.00]", "0.70 [0.60, 0.80]")
     assert table["after, against run"][:2] == ("-", "-0.20 [-0.34, -0.06] at 12")
@@ -173,10 +173,10 @@ def test_the_difference_joins_both_intervals() -> None:
 def test_accuracies_of_other_or_unknown_rows_are_not_subtracted(tmp_path: Path) -> None:
     folders = [run_folders.training(tmp_path / name) for name in ("a", "b")]
     add_settings(folders[1], "[data]\nlength = 300\n")
-    assert rows(page_of(folders))["after, against a"] == ("-", "other rows or settings")
+    assert rows(make_page(folders))["after, against a"] == ("-", "other rows or settings")
     for folder in folders:
         (folder / "config.resolved.toml").unlink()
-    page = page_of(folders)
+    page = make_page(folders)
     assert rows(page)["after, against a"] == rows(page)["gate"] == ("-", "-")
     assert "seed unknown" in page.foot[-1]
 
@@ -189,16 +189,16 @@ def add_settings(folder: Path, text: str) -> None:
 
 
 def test_a_calibration_alone_and_a_run_that_has_not_begun(run: Path, tmp_path: Path) -> None:
-    page = page_of([run_folders.calibration(tmp_path / "surface", planned=False)])
+    page = make_page([run_folders.calibration(tmp_path / "surface", planned=False)])
     assert [section.key for section in page.sections] == ["surface"]
     for name in ("metrics.jsonl", "validation.jsonl", "actions.jsonl"):
         (run / name).write_text("", encoding="utf-8")
-    assert [section.key for section in page_of([run]).sections] == ["schedule"]
+    assert [section.key for section in make_page([run]).sections] == ["schedule"]
 
 
 def test_a_schedule_and_its_plan(run: Path, tmp_path: Path) -> None:
     folder = run_folders.calibration(tmp_path / "plan")
-    kept, all_tokens = chart(page_of([folder]), "kept-tokens").lines
+    kept, all_tokens = chart(make_page([folder]), "kept-tokens").lines
     assert kept.points[:3] == [(0, 0), (64, 64), (96, 64)]
     assert all(y <= x for x, y in kept.points)  # no more than there is
     assert all_tokens.role == "quiet"
@@ -208,7 +208,7 @@ def test_a_schedule_and_its_plan(run: Path, tmp_path: Path) -> None:
         ["192 on", "all", "-", "100%"],
     ]
     add_settings(run, "[rollout]\nmax_prompt = 64\nmax_tokens = 336\n")
-    kept, _ = chart(page_of([run]), "kept-tokens").lines
+    kept, _ = chart(make_page([run]), "kept-tokens").lines
     assert kept.points[-1] == (400, 400)  # to where answers end; the last bin keeps everything
 
 
@@ -217,10 +217,10 @@ def test_what_was_not_measured_is_left_out(run: Path) -> None:
     text = "".join(f'{{"step": {i}, "critic/score/mean": {v}}}\n' for i, v in enumerate(values))
     (run / "metrics.jsonl").write_text(text + '{"step": 12, "critic', encoding="utf-8")
     assert read_run(run).values("critic/score/mean") == [(4, 0.5)]
-    assert "nan" not in html(page_of([run])).lower()
+    assert "nan" not in html(make_page([run])).lower()
     lines = [run_folders.step(i, **{"sparse/accept_p05/bin_96": None}) for i in range(3)]
     run_folders.write_lines(run / "metrics.jsonl", lines)
-    names = [line.name for line in chart(page_of([run]), "tail-0").lines if line.points]
+    names = [line.name for line in chart(make_page([run]), "tail-0").lines if line.points]
     assert names == ["0 to 96 tokens"]  # bins are named by the schedule's edges
 
 
@@ -241,7 +241,7 @@ def test_broken_files_are_named(run: Path) -> None:
         whole = (run / file).read_text(encoding="utf-8") if (run / file).exists() else None
         (run / file).write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=re.escape(str(run / file))) as error:
-            page_of([run])
+            make_page([run])
         assert place in str(error.value), file
         (run / file).unlink() if whole is None else (run / file).write_text(whole)
 
@@ -249,7 +249,7 @@ def test_broken_files_are_named(run: Path) -> None:
 def test_no_damage_passes_silently(tmp_path: Path) -> None:
     """One changed bit anywhere: the file is named, or the page is the same."""
     folder = run_folders.demo(tmp_path / "demo")
-    assert len(check_damage_is_named(folder, lambda: page_of([folder]), 40)) == 8
+    assert len(check_damage_is_named(folder, lambda: make_page([folder]), 40)) == 8
 
 
 def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
         ([many[0], tmp_path / "r0" / ".." / "r0"], "r0"),
     ):
         with pytest.raises(ValueError, match=named):
-            page_of(folders)
+            make_page(folders)
     for runs in ([], many):
         with pytest.raises(ValueError, match="runs"):
             ReportConfig(runs=runs)
@@ -273,8 +273,8 @@ def test_a_silent_gate_says_why(run: Path) -> None:
     (run / "actions.jsonl").write_text("", encoding="utf-8")
     lines = [run_folders.step(i, **{"sparse/accept_p05/bin_96": 0.84 + 0.01 * i}) for i in range(4)]
     run_folders.write_lines(run / "metrics.jsonl", lines)
-    assert "at 2 of 4 steps" in remarks(page_of([run]))[0]
+    assert "at 2 of 4 steps" in remarks(make_page([run]))[0]
     run_folders.write_lines(run / "metrics.jsonl", [{"step": 0, "sparse/accept_p05": 0.93}])
-    page = page_of([run])
+    page = make_page([run])
     assert "nothing to act on" in remarks(page)[0]
     assert rows(page)["gate"] == ("nothing measured",)

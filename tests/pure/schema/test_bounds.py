@@ -13,7 +13,7 @@ from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.evaluation import EvalConfig
 from sparrow.schema.loading import ConfigError, load_config
-from sparrow.schema.options import Option, bare, fields_of, takes_text
+from sparrow.schema.options import Option, bare, section_fields, takes_text
 from sparrow.schema.train import TrainConfig
 from sparrow_recipes.study.config import StudyConfig
 from sparrow_recipes.warmup.config import WarmupConfig
@@ -45,9 +45,9 @@ CONTROL = ("\x1b]0;pwned\x07", "a\rb", "\x9b31m", "a\x00b", "a\nb", "\x7f")
 
 def settings(kind: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every key of a section and of those in it, with its type."""
-    for name, inner in fields_of(kind).items():
+    for name, inner in section_fields(kind).items():
         key = f"{path}.{name}" if path else name
-        if fields_of(inner):
+        if section_fields(inner):
             yield from settings(inner, key)
         else:
             yield key, inner

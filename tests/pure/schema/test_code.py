@@ -2,7 +2,7 @@
 
 from typing import Any, get_args, get_origin
 
-from sparrow.schema.options import bare, fields_of, takes_text
+from sparrow.schema.options import bare, section_fields, takes_text
 from sparrow.schema.train import DATA, TrainConfig, code_settings
 
 BASE: dict[str, dict[str, Any]] = {"model": {"name": "tiny"}, "data": {"file": "rows.jsonl"}}
@@ -22,7 +22,7 @@ def text_settings(kind: Any, key: str = "") -> set[str]:
     kind = bare(kind)
     if get_origin(kind) is tuple:
         return text_settings(get_args(kind)[0], key)
-    fields = {name: inner for name, inner in fields_of(kind).items() if name != "settings"}
+    fields = {name: inner for name, inner in section_fields(kind).items() if name != "settings"}
     if fields:
         dotted = {f"{key}.{name}" if key else name: inner for name, inner in fields.items()}
         parts = (text_settings(inner, place) for place, inner in dotted.items())

@@ -8,7 +8,7 @@ import pytest
 from sparrow.schema.base import Record
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.loading import ConfigError, load_config, parse, resolve
-from sparrow.schema.options import Option, argument, option, options_of
+from sparrow.schema.options import Option, argument, list_options, option
 from sparrow.schema.types import Count, FilePath, Fraction, LayerNumbers, Name, Several
 
 
@@ -60,7 +60,7 @@ def test_forms_of_an_option() -> None:
 
 
 def test_the_same_name_has_the_same_letter_and_help() -> None:
-    shown = {option.name: option for option in options_of(Words)}
+    shown = {option.name: option for option in list_options(Words)}
     assert {name: option.letter for name, option in shown.items() if option.letter} == {
         "budget": "b",
         "target": "t",

@@ -13,15 +13,15 @@ from sparrow.functions import register
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example
-from sparrow.tasks.choosing import MATH_SOURCE, judge_of, rows_of
+from sparrow.tasks.choosing import MATH_SOURCE, open_judge, open_rows
 from sparrow.tasks.judging import InProcess, Judges
 
 ROOT = Path(__file__).parents[3]
 
 
 def chosen(config: RowsConfig) -> tuple[Any, Any]:
-    rows = rows_of(config, seed=0)
-    return rows, judge_of(config, rows)
+    rows = open_rows(config, seed=0)
+    return rows, open_judge(config, rows)
 
 
 def verdict(judge: Any, example: Example, text: str) -> Any:
