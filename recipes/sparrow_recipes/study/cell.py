@@ -43,7 +43,9 @@ def run_cell(
     begun, folder = time.monotonic(), study.folder_of(cell)
     if (folder / MODEL).exists():  # killed after training: write the model again
         shutil.rmtree(folder / MODEL)
-    run = open_run(study.training(cell, rate), callbacks=callbacks, stopping=stopping, report=report)
+    run = open_run(
+        study.training(cell, rate), callbacks=callbacks, stopping=stopping, report=report
+    )
 
     def measure_tail(name: str) -> None:
         run.callbacks.phase(f"measuring the tail: {name}")
