@@ -49,7 +49,7 @@ lint: $(STAMP)  ## ruff check, ruff format --check, mypy (of tests: calls and na
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=tests $(BIN)/mypy --explicit-package-bases --ignore-missing-imports tests
+	MYPYPATH=tests $(BIN)/mypy --explicit-package-bases tests
 
 format: $(STAMP)  ## let ruff rewrite
 	$(BIN)/ruff check --fix .
