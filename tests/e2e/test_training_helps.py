@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from support.waiting import ended, start
 
+from sparrow.schema.schedule import Schedule
+
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 RECIPE = """
 model = {name = "tiny", device = "cpu"}
 data = {task = "assignments", length = 100}
-rollout = {prompts = 4, samples = 8, max_tokens = 128, max_prompt = 64, attention = {budget = 96}}
+rollout = {prompts = 4, samples = 8, max_tokens = 128, max_prompt = 64}
+rollout.attention.schedule = "96.json"
 batch = {recompute = false}
 optimiser = {rate = 3e-4}
 run = {steps = 12, save_every = 100, tensorboard = false}
@@ -26,7 +29,9 @@ run = {steps = 12, save_every = 100, tensorboard = false}
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("rise")
-    (folder / "rise.toml").write_text(RECIPE, encoding="utf-8")
+    Schedule.fixed(96, dense_layers=(0, 1)).save(folder / "96.json")
+    recipe = RECIPE.replace("96.json", str(folder / "96.json"))
+    (folder / "rise.toml").write_text(recipe, encoding="utf-8")
     words = ("train", folder / "rise.toml", f"--run.out={folder / 'run'}")
     code, said = ended(start(ROOT, "-m", "sparrow", *words))
     assert code == 0, said

@@ -11,12 +11,17 @@ import pytest
 from support.documents import MARKS, ROOT, inputs, steps
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ALONE = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 PACKAGE = ("sparrow", "recipes", "pyproject.toml", "README.md", "LICENSE")
 
 
 def run(*words: str | Path, folder: Path, environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(
-        [*map(str, words)], cwd=folder, env=environment, capture_output=True, text=True
+        [*map(str, words)],
+        cwd=folder,
+        env=ALONE | (environment or {}),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
@@ -45,8 +50,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_readme_works_with_the_installed_wheel(programs: Path, tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {
+    environment = {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "SPARROW_HOME": str(tmp_path / "home"),
         "HF_HUB_OFFLINE": "1",

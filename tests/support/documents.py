@@ -29,7 +29,7 @@ DOCUMENTS = tuple(
     if path != LOG
 )
 MARKS = ("needs a GPU", "needs a network", "takes minutes")
-WRITES = ("-o", "--out", "--run.out", ">", ">>")
+WRITES = ("-o", "--out", "--run.out", ">", ">>", "-p", "-C")  # also of mkdir and tar
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 COMMENT = re.compile(r"""^(?:'[^']*'|"[^"]*"|[^'"#]|(?<=\S)\#)*(\#.*)$""", flags=re.DOTALL)
 FILE = re.compile(r"^# ([\w.-]+\.\w+)$", flags=re.MULTILINE)
