@@ -18,11 +18,16 @@ ROOT = Path(__file__).parents[2]
 RECIPE = """
 model = {name = "tiny", device = "cpu"}
 data = {task = "assignments", length = 100}
-rollout = {prompts = 4, samples = 8, max_tokens = 128, max_prompt = 64}
-rollout.attention.schedule = "96.json"
 batch = {recompute = false}
 optimiser = {rate = 3e-4}
 run = {steps = 12, save_every = 100, tensorboard = false}
+
+[rollout]
+prompts = 4
+samples = 8
+max_tokens = 128
+max_prompt = 64
+attention.schedule = "96.json"
 """
 
 
