@@ -56,8 +56,12 @@ class FieldError(ValueError):
         self.problems = problems
 
     def __str__(self) -> str:
+        return self.describe(self.args[0])
+
+    def describe(self, place: str) -> str:
+        """Describe the problems of a record at a place, such as a section."""
         return "; ".join(
-            f"{self.args[0]}.{field}: got {value!r}, allowed: {allowed}"
+            f"{place}.{field}: got {value!r}, allowed: {allowed}"
             for field, (value, allowed) in self.problems.items()
         )
 
@@ -239,7 +243,9 @@ def problems(error: ValidationError) -> str:
 
 def _problem(detail: Any) -> str:
     cause = detail.get("ctx", {}).get("error")
-    place = ".".join(map(str, detail["loc"]))
+    place = printable(".".join(map(str, detail["loc"])))
+    if isinstance(cause, FieldError):
+        return cause.describe(place) if place else str(cause)
     if cause is not None:
         return f"{place}: {cause}" if place else str(cause)
     return f"{place}: {detail['msg']}, got {str(detail['input'])[:80]!r}"

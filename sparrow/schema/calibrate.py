@@ -87,6 +87,7 @@ class CalibrateConfig(Record):
     out: Directory | None = option(None, "Default: runs/calibrate-MODEL.")
 
     python_arguments: ClassVar = ("model", "rows")
+    alternatives: ClassVar = ({"task": ("length",), "rows": ("columns",), "texts": (), "ids": ()},)
 
     def _check(self) -> None:
         refuse_many("CalibrateConfig", {"prompts": self.prompts, "samples": self.samples})

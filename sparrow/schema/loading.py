@@ -77,10 +77,12 @@ def load_config(cls: type[Root], files: Sequence[str | Path], words: Sequence[st
 def resolve(cls: type[Root], files: Sequence[str | Path], layers: Sequence[Layer]) -> Root:
     """Merge files and layers, and validate the result."""
     verb = cls.__name__.removesuffix("Config").lower()
-    layers = [*(read_file(name, verb) for name in files), *layers]
+    file_layers = [read_file(name, verb) for name in files]
     # From JSON, pydantic accepts lists as tuples and text as paths, and is strict otherwise. No
     # field takes a TOML date: as [[...]] it is refused with its key.
-    merged = merge(*(layer.table for layer in layers))
+    files_tables = [layer.table for layer in file_layers]
+    merged = merge_settings(cls, *files_tables, merge(*(layer.table for layer in layers)))
+    layers = [*file_layers, *layers]
     try:
         return cls.model_validate_json(json.dumps(merged, default=lambda date: [[str(date)]]))
     except ValidationError as error:
@@ -128,7 +130,8 @@ def find_config(verb: str, name: str | Path) -> Path:
     shipped = shipped_configs(verb)
     if text not in shipped and not isfile(text):
         allowed = " or one of ".join(["a file", *([", ".join(shipped)] if shipped else [])])
-        raise ConfigError(f"{verb}: got {_described(text)}, allowed: {allowed}")
+        hint = f"; a model is set by --model {printable(text)}" if verb == "train" else ""
+        raise ConfigError(f"{verb}: got {_described(text)}, allowed: {allowed}{hint}")
     return shipped.get(text, path)
 
 
@@ -136,6 +139,9 @@ def read_file(name: str | Path, verb: str) -> Layer:
     """Read a TOML file: a path, or the name of a shipped file of the verb."""
     path = find_config(verb, name)
     source = f"{FILE}{path}"
+    if path.is_dir():
+        resume = f"; to resume the run: {path / RESOLVED}" if (path / RESOLVED).is_file() else ""
+        raise ConfigError(f"expected a TOML file, got a folder; a model: --model {path}{resume}")
     try:
         text = read_text(path, most=MOST_BYTES)
     except ValueError as error:
@@ -171,6 +177,40 @@ def _checked(table: Table, source: str) -> Table:
 def merge(*tables: Table) -> Table:
     """Merge tables; values of later ones take precedence, lists are replaced."""
     return reduce(_overlay, tables, {})
+
+
+def merge_settings(cls: type[Record], *tables: Table) -> Table:
+    """Merge tables of a configuration; a setting replaces its alternatives in earlier tables.
+
+    `alternatives` of a class are groups of settings of which one is set, each with the settings
+    that belong to it: where `data.rows` replaces `data.task`, `data.length` goes too.
+    """
+    merged: Table = {}
+    for table in tables:
+        for group in getattr(cls, "alternatives", ()):
+            chosen = [key for key in group if _value_at(table, key)]
+            replaced = [key for key in group if key not in chosen and _value_at(merged, key)]
+            for key in replaced if chosen else ():
+                merged = reduce(_without, (key, *group[key]), merged)
+        merged = merge(merged, table)
+    return merged
+
+
+def _value_at(table: Table, key: str) -> Any:
+    """Return the value at a dotted key, or None."""
+    node: Any = table
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def _without(table: Table, key: str) -> Table:
+    """Return the table without a dotted key."""
+    section, _, rest = key.partition(".")
+    inner = table.get(section)
+    if rest:
+        return table | {section: _without(inner, rest)} if isinstance(inner, dict) else table
+    return {name: value for name, value in table.items() if name != section}
 
 
 def _overlay(below: Table, above: Table) -> Table:
