@@ -90,7 +90,7 @@ class CalibrateConfig(Record):
     alternatives: ClassVar = ({"task": ("length",), "rows": ("columns",), "texts": (), "ids": ()},)
 
     def _check(self) -> None:
-        refuse_many("CalibrateConfig", {"prompts": self.prompts, "samples": self.samples})
+        refuse_many({"prompts": self.prompts, "samples": self.samples})
         sources = {name: getattr(self, name) for name in ("task", "rows", "texts", "ids")}
         chosen = [name for name, value in sources.items() if value is not None]
         last = (chosen or ["task"])[-1]

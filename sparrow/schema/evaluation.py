@@ -80,7 +80,7 @@ class EvalConfig(Record):
     )
 
     def _check(self) -> None:
-        refuse_many("EvalConfig", {"prompts": self.prompts or ROWS, "samples": self.samples})
+        refuse_many({"prompts": self.prompts or ROWS, "samples": self.samples})
         tasks, out = self.rows is None, self.out
         self.require(tasks or not self.task, "task", "one of task and rows")
         self.require(tasks or not self.length, "length", "without rows of a file")

@@ -13,10 +13,10 @@ import json
 import re
 import tomllib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import reduce
 from importlib.resources import files as package_files
-from itertools import islice
 from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -80,8 +80,8 @@ def resolve(cls: type[Root], files: Sequence[str | Path], layers: Sequence[Layer
     file_layers = [read_file(name, verb) for name in files]
     # From JSON, pydantic accepts lists as tuples and text as paths, and is strict otherwise. No
     # field takes a TOML date: as [[...]] it is refused with its key.
-    files_tables = [layer.table for layer in file_layers]
-    merged = merge_settings(cls, *files_tables, merge(*(layer.table for layer in layers)))
+    options = merge(*(layer.table for layer in layers))
+    merged = merge_settings(cls, *(layer.table for layer in file_layers), options)
     layers = [*file_layers, *layers]
     try:
         return cls.model_validate_json(json.dumps(merged, default=lambda date: [[str(date)]]))
@@ -188,29 +188,22 @@ def merge_settings(cls: type[Record], *tables: Table) -> Table:
     merged: Table = {}
     for table in tables:
         for group in getattr(cls, "alternatives", ()):
-            chosen = [key for key in group if _value_at(table, key)]
-            replaced = [key for key in group if key not in chosen and _value_at(merged, key)]
-            for key in replaced if chosen else ():
-                merged = reduce(_without, (key, *group[key]), merged)
-        merged = merge(merged, table)
+            chosen = [key for key in group if _pop(deepcopy(table), key)]
+            for key in group if chosen else ():
+                if key not in chosen and _pop(merged, key):
+                    for dependent in group[key]:
+                        _pop(merged, dependent)
+        merged = deepcopy(merge(merged, table))
     return merged
 
 
-def _value_at(table: Table, key: str) -> Any:
-    """Return the value at a dotted key, or None."""
-    node: Any = table
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
-    return node
-
-
-def _without(table: Table, key: str) -> Table:
-    """Return the table without a dotted key."""
-    section, _, rest = key.partition(".")
-    inner = table.get(section)
-    if rest:
-        return table | {section: _without(inner, rest)} if isinstance(inner, dict) else table
-    return {name: value for name, value in table.items() if name != section}
+def _pop(table: Table, key: str) -> Any:
+    """Remove the value at a dotted key and return it, or None."""
+    *sections, name = key.split(".")
+    for section in sections:
+        inner = table.get(section)
+        table = inner if isinstance(inner, dict) else {}
+    return table.pop(name, None)
 
 
 def _overlay(below: Table, above: Table) -> Table:
@@ -387,29 +380,27 @@ def _refuse(word: str, *, any_text: bool = False) -> None:
 
 def _explained(cls: type[Record], error: ValidationError, layers: Sequence[Layer]) -> ConfigError:
     """Turn validation errors of the merged layers into lines with their sources."""
-    lines = (line for detail in error.errors() for line in _lines(cls, detail, layers))
-    shown = list(islice(lines, MOST_PROBLEMS))
+    shown = [_line(cls, detail, layers) for detail in error.errors()[:MOST_PROBLEMS]]
     left = error.error_count() - len(shown)
     return ConfigError(*shown, *([f"and {left} more problems"] if left > 0 else []))
 
 
-def _lines(cls: type[Record], detail: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[str]:
+def _line(cls: type[Record], detail: Mapping[str, Any], layers: Sequence[Layer]) -> str:
     path: KeyPath = detail["loc"]
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, FieldError):
-        for field, (value, allowed) in cause.problems.items():
-            yield _refusal((*path, *field.split(".")), value, allowed, layers)
-    elif detail["type"] == "missing":
-        yield f"{_dotted(path)}: missing{_files(layers, 'in')}, has no default"
-    elif detail["type"] == "extra_forbidden":
+        place = (*path, *cause.field.split("."))
+        return _refusal(place, cause.value, cause.allowed, layers)
+    if detail["type"] == "missing":
+        return f"{_dotted(path)}: missing{_files(layers, 'in')}, has no default"
+    if detail["type"] == "extra_forbidden":
         fields = section_fields(kind_at(cls, path[:-1]))
         close = difflib.get_close_matches(str(path[-1]), fields, n=1)
         allowed = ", ".join(fields) + "".join(f"; did you mean {match}?" for match in close)
-        yield _refusal(path, detail["input"], allowed, layers, fault="unknown key, got")
-    else:
-        allowed = str(cause or detail["msg"].removeprefix("Input should be "))
-        allowed = "a table" if allowed == "an object" else allowed
-        yield _refusal(path, detail["input"], allowed, layers)
+        return _refusal(path, detail["input"], allowed, layers, fault="unknown key, got")
+    allowed = str(cause or detail["msg"].removeprefix("Input should be "))
+    allowed = "a table" if allowed == "an object" else allowed
+    return _refusal(path, detail["input"], allowed, layers)
 
 
 def _refusal(

@@ -87,7 +87,7 @@ class RolloutConfig(Record):
     sleep: bool = True  # the engine frees its memory during the update
 
     def _check(self) -> None:
-        refuse_many("RolloutConfig", {"prompts": self.prompts, "samples": self.samples})
+        refuse_many({"prompts": self.prompts, "samples": self.samples})
 
 
 class Choice(Record):
@@ -161,7 +161,7 @@ class ValidationConfig(Record):
     sparse: bool = False  # by the training's schedule; otherwise dense
 
     def _check(self) -> None:
-        refuse_many("ValidationConfig", {"prompts": self.prompts, "samples": self.samples})
+        refuse_many({"prompts": self.prompts, "samples": self.samples})
 
     _older = older_rows
 
