@@ -114,10 +114,10 @@ def bind(
     base = _base(cls, arguments)
     if base is not None:
         arguments = arguments[1:]
-    positional = [option for option in list_options(cls) if option.positional]
     names = _positions(cls)
     free = [name for name in names if name not in settings and (base is None or name != names[0])]
-    if positional and positional[-1].several and len(arguments) > len(free) > 0:
+    takes_several = any(option.positional and option.several for option in list_options(cls))
+    if takes_several and len(arguments) > len(free) > 0:
         *first, _ = free
         arguments = [*arguments[: len(first)], arguments[len(first) :]]
     if len(arguments) > len(free):

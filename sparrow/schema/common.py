@@ -212,8 +212,9 @@ class PushConfig(Record):
     run: Directory = argument(..., "A run directory of `sparrow train`, or a model's folder.")
     repository: Name = argument(..., "Where to: owner/name on the Hugging Face hub.")
     step: StepsOrZero | None = option(None, "Push this checkpoint. Default: the run's model.")
-    shortcuts: ClassVar = {"checkpoint": "step"}
     public: bool = option(False, "Everybody may see it; without this it is private.")
+
+    shortcuts: ClassVar = {"checkpoint": "step"}  # its name in `sparrow eval`
 
 
 class ReportConfig(Record):
