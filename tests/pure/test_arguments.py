@@ -102,7 +102,7 @@ def test_rows_in_memory() -> None:
     frame = pytest.importorskip("pandas").DataFrame([{"prompt": "a", "answer": 1}])
     rows = [{"prompt": "a", "answer": 1}]
     assert train("tiny", frame).data == train("tiny", rows).data
-    with pytest.raises(ValueError, match="list of dicts"):
+    with pytest.raises(ValueError, match="DataFrame"):
         train("tiny", {"prompt": ["a"], "answer": [1]})
 
 
