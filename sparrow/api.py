@@ -57,7 +57,7 @@ from sparrow.schema.flow import (
     FlowTextsConfig,
 )
 from sparrow.schema.plan import PlanFile
-from sparrow.schema.run_folder import MODEL, TrainResult
+from sparrow.schema.run_folder import TrainResult
 from sparrow.schema.sampling import Completion, Completions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
@@ -262,7 +262,9 @@ def train(
 
     The gate measures acceptance at every step; where its tail is significantly below the target, or
     below it several times in a row, it raises budgets, then switches to dense, then stops the run.
-    tiny, small and qwen3-1.7b-math are shipped; docs/train.md explains the settings,
+    The first argument is a recipe: tiny, small or qwen3-1.7b-math, or a .toml file (from Python
+    any other name is a model); --model names a model. What you set replaces what the recipe sets,
+    also --rows its task and --budget its schedule. docs/train.md explains the settings,
     sparrow/schema/train.py lists all with their defaults. An interrupted run resumes from its last
     checkpoint. Prints the folder of the trained model.
 
@@ -270,6 +272,7 @@ def train(
 
       sparrow train tiny --dry-run
       sparrow train tiny --run.steps=50
+      sparrow train --model Qwen/Qwen3-1.7B --rows rows.jsonl --budget 512
       sparrow report runs/train/tiny
 
     Exit codes: 0 finished, 1 does not fit in memory (--dry-run), 2 invalid settings, 130 stopped by
@@ -359,22 +362,14 @@ def evaluate(
 
 
 def _trained(config: EvalConfig, report: Report) -> "Decoder":
-    """Load a model: by name, of a finished run, or of a checkpoint."""
+    """Load a model, or the policy of a checkpoint."""
     from sparrow.dataflow.evaluation import load_policy
     from sparrow.models import load
 
-    folder = expanded(config.model)
-    made = folder / MODEL
+    place: Json = {"dtype": config.dtype, "device": config.device, "report": report}
     if config.checkpoint is not None:
-        place: Json = {"dtype": config.dtype, "device": config.device}
-        return load_policy(folder, config.checkpoint, **place, report=report)
-    if folder.is_dir() and not made.is_dir() and not (folder / "config.json").exists():
-        raise ValueError(
-            f"{folder} is neither a model nor a run that has ended: there is no {made}. Of a run "
-            "that goes on, evaluate a checkpoint: --checkpoint latest"
-        )
-    name = made if made.is_dir() else config.model
-    model = load(name, dtype=config.dtype, device=config.device, report=report)
+        return load_policy(expanded(config.model), config.checkpoint, **place)
+    model = load(config.model, **place)
     report(f"{config.model} | {str(model.dtype).removeprefix('torch.')} on {model.device}")
     return model
 
@@ -458,11 +453,14 @@ def chat(
     """Answer a chat, and return the completion.
 
     messages: a text, or messages with role and content. template: arguments of the chat template,
-    such as {"enable_thinking": False}. settings: those of `generate`.
+    such as {"enable_thinking": False}. settings: those of `generate`; chat={"system": ...,
+    "template": ...} is the same as both arguments.
     """
-    prompts = {"prompts" if isinstance(messages, str) else "messages": messages}
-    section = {"system": system, "template": template or {}}
-    (completion,) = generate(model, **prompts, chat=section, **settings)
+    settings["prompts" if isinstance(messages, str) else "messages"] = messages
+    given = {"system": system, "template": template}
+    section = {name: value for name, value in given.items() if value is not None}
+    settings["chat"] = dict(settings.get("chat", {})) | section
+    (completion,) = generate(model, **settings)
     return completion
 
 

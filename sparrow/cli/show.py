@@ -7,7 +7,7 @@ import json as jsons
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from inspect import signature
+from inspect import signature, unwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -278,7 +278,7 @@ def measured(name: str) -> Callable[..., None]:
         _show_result(result, [table(result)], json)
 
     show.__name__ = name
-    show.__annotations__["config"] = signature(measure).parameters["config"].annotation
+    show.__annotations__["config"] = signature(unwrap(measure)).parameters["config"].annotation
     return show
 
 

@@ -40,7 +40,6 @@ from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import RowsConfig, TrainConfig
 from sparrow.schema.types import Report
-from sparrow.sparse.flows.loading import load_flow
 from sparrow.sparse.rule import Rule
 from sparrow.stats import attempts, mean_at_k, pass_at_k
 from sparrow.tasks import PUZZLES
@@ -182,10 +181,12 @@ def load_policy(
     run: Path, checkpoint: int | str, *, dtype: str, device: str, report: Report | None = None
 ) -> Decoder:
     """Load the policy of a run from a checkpoint, a step or latest, also while it runs."""
+    if not (run / CHECKPOINTS).is_dir():
+        raise ValueError(f"{run}: expected the folder of a run with checkpoints; this has none")
     checkpoints = Checkpoints(run / CHECKPOINTS, 1)
     step = checkpoints.latest() if isinstance(checkpoint, str) else checkpoint
     if step is None:
-        raise ValueError(f"{run} has no checkpoint yet")
+        raise ValueError(f"{run} has no complete checkpoint yet")
     state = checkpoints.load(step)
     name = read_resolved(TrainConfig, run).model.name
     model = load(name, dtype=dtype, device=device, report=report)
@@ -205,20 +206,12 @@ def open_engine(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Sche
     no selection. Both are for all layers. schedule: a file or preset, refused if it is for another
     model unless forced. None of them: dense.
     """
-    several = [name for name in ("budget", "window", "schedule") if getattr(config, name)]
-    if len(several) > 1:
-        raise ValueError(f"expected one of budget, window and schedule, got {several}")
-    if config.flow is not None and several not in (["budget"], ["schedule"]):
-        raise ValueError(f"flow {config.flow!r} needs a budget or a schedule")
-    flow_name = None if config.budget else config.flow
-    attention = AttentionConfig(schedule=config.schedule, flow=flow_name, force=config.force)
+    names = ("budget", "schedule", "flow", "force")
+    attention = AttentionConfig(**{name: getattr(config, name) for name in names})
     schedule, flow = resolve_schedule(attention, model.spec.family)
     if config.window is not None:
         kept = {"first": 0, "last": config.window // PAGE, "dense_layers": ()}
         schedule = Schedule.fixed(config.window, **kept, name=f"window-{config.window}")
-    elif config.budget is not None:
-        flow = load_flow(config.flow or "block_mean")
-        schedule = Schedule.fixed(config.budget, flow=flow.name)
     rule = None if schedule is None else Rule.like(schedule, flow)
     return open_backend(model, rule), schedule
 

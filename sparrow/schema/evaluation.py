@@ -1,11 +1,11 @@
 """The configuration of `sparrow eval`, and its result: accuracy by source and length."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sparrow.schema.base import Record, Table
-from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype
+from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype, check_attention
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
     Budget,
@@ -15,7 +15,6 @@ from sparrow.schema.types import (
     RowNumber,
     Seed,
     Several,
-    StepsOrZero,
     Temperature,
     Tokens,
     refuse_many,
@@ -23,6 +22,15 @@ from sparrow.schema.types import (
 
 ROWS = 32  # of each task and length, where no number is given
 FILE_TOKENS = 4096  # of an answer to a row of a file
+
+
+def _step_or_latest(value: int | str) -> int | str:
+    if value != "latest" and (isinstance(value, str) or value < 0):
+        raise ValueError("a step that has a checkpoint, such as 20, or latest")
+    return value
+
+
+Checkpoint = Annotated[int | str, AfterValidator(_step_or_latest)]
 Window = Annotated[Tokens, Field(multiple_of=16)]
 
 
@@ -32,7 +40,7 @@ class EvalConfig(Record):
     model: Name = argument(
         ..., "A name, a folder, owner/name, or the run directory of a run that has ended."
     )
-    checkpoint: StepsOrZero | Literal["latest"] | None = option(
+    checkpoint: Checkpoint | None = option(
         None, "Of a run that has not ended: a step that has a checkpoint, or latest."
     )
     task: Several[Name] = option((), "A puzzle or gym/NAME. Default: the three puzzles.")
@@ -66,13 +74,20 @@ class EvalConfig(Record):
 
     shortcuts: ClassVar = {"file": "rows"}
     python_arguments: ClassVar = ("model", "rows")
+    alternatives: ClassVar = (
+        {"task": ("length",), "rows": ("columns", "reward")},
+        {"budget": (), "window": (), "schedule": ("force",)},
+    )
 
     def _check(self) -> None:
-        refuse_many("EvalConfig", {"prompts": self.prompts or ROWS, "samples": self.samples})
+        refuse_many({"prompts": self.prompts or ROWS, "samples": self.samples})
         tasks, out = self.rows is None, self.out
         self.require(tasks or not self.task, "task", "one of task and rows")
         self.require(tasks or not self.length, "length", "without rows of a file")
         self.require(not (tasks and self.reward), "reward", "for rows; tasks judge their own")
+        check_attention(self)
+        alone = self.window is None or (self.budget is None and self.schedule is None)
+        self.require(alone, "window", "one of budget, window and schedule")
         same = self.samples > 1 and self.temperature == 0
         self.require(not same, "samples", "1 at temperature 0, where all answers are the same")
         new = out is None or (not out.exists() and out.absolute().parent.is_dir())

@@ -16,11 +16,13 @@ from sparrow.calibration.planning.plan import Unreachable
 from sparrow.dataflow.event_loop import run_coroutine
 from sparrow.dataflow.local.messages import NoCallbacks
 from sparrow.dataflow.stopping import Stopped
+from sparrow.engine import Engine
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow
+from sparrow.sparse.rule import Rule
 from sparrow.tasks.base import decode
 
 FEW: dict[str, Any] = {"max_tokens": 96, "bin": 64, "prompts": 8, "first_round": 8}
@@ -75,6 +77,7 @@ def test_train_and_report(tmp_path: Path) -> None:
     trained = api.train(made, report=said.append)
     assert (trained.folder, trained.model) == (run, run / "model")
     assert models.load(trained.model, device="cpu").spec.layers == 3
+    assert models.load(run, device="cpu").source == trained.model
     assert [line.step for line in trained.metrics] == [0]
     assert "critic/score/mean" in trained.to_pandas().columns
     with pytest.raises(ValueError, match="ended"):
@@ -199,6 +202,32 @@ def test_a_flow_object(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"schedule": schedule, "flow": first_pages, "max_tokens": 4}
     (completion,) = api.generate("tiny", prompt, device="cpu", **arguments)
     assert "first-pages" in completion.attention
+    arguments["schedule"] = Schedule.fixed(64, flow="first-pages")  # by hand: taken by its name
+    (completion,) = api.generate("tiny", prompt, device="cpu", **arguments)
+    assert "first-pages" in completion.attention
+
+
+def test_a_flow_with_a_budget_in_every_verb() -> None:
+    fixed: dict[str, Any] = {"flow": "quest", "budget": 64, "device": "cpu"}
+    prompt = api.puzzle("countdown", length=100).prompt
+    (completion,) = api.generate("tiny", prompt, max_tokens=2, **fixed)
+    few: dict[str, Any] = {"task": "countdown", "length": 100, "prompts": 1, "max_tokens": 2}
+    evaluation = api.evaluate("tiny", **few, **fixed)
+    preview = api.preview("tiny", **fixed)
+    for attention in (completion.attention, evaluation.attention, preview.words["rollout"]):
+        assert "quest" in attention
+        assert "64" in attention
+    for verb, settings in ((api.generate, {}), (api.evaluate, {}), (api.preview, few)):
+        with pytest.raises(ValueError, match="flow"):
+            verb(model="tiny", flow="quest", **settings)
+
+
+def test_a_schedule_of_layers_that_a_model_does_not_have() -> None:
+    schedule = Schedule.fixed(96, dense_layers=(99,))
+    with pytest.raises(ValueError, match="99"):
+        api.preview("tiny", schedule=schedule)
+    with pytest.raises(ValueError, match="99"):
+        Engine(models.load("tiny", device="cpu"), rule=Rule.of(schedule))
 
 
 def test_a_model_has_a_short_repr() -> None:
@@ -221,6 +250,9 @@ def test_chat(tmp_path: Path) -> None:
     assert decode(completion.prompt_ids.tolist()) == "yes x1 </think>"
     assert len(completion.token_ids) <= 4
     assert completion.text is not None
+    chat = {"system": "no", "template": {"thinking": False}}
+    completion = api.chat(model, "x1", system="yes", chat=chat, max_tokens=4)
+    assert decode(completion.prompt_ids.tolist()) == "yes x1 </think>"
     messages = [{"role": "user", "content": "x1"}, {"role": "assistant", "content": "x2"}]
     completion = api.chat(model, [*messages, {"role": "user", "content": "x3"}], max_tokens=4)
     assert decode(completion.prompt_ids.tolist()) == "x1 x2 x3"

@@ -53,9 +53,8 @@ class ArmConfig(Record):
     def _check(self) -> None:
         ways = {"target": self.target, "budget": self.budget, "like": self.like}
         chosen = {name: value for name, value in ways.items() if value is not None}
-        if len(chosen) > 1:
-            allowed = "at most one of target, budget and like"
-            raise FieldError("ArmConfig", {"name": (chosen, allowed)})
+        allowed = "at most one of target, budget and like"
+        self.require(len(chosen) <= 1, "name", allowed, chosen)
 
     @property
     def kind(self) -> ArmKind:
@@ -99,7 +98,7 @@ class ProbeConfig(Record):
     samples: Annotated[int, Field(ge=2, le=2**16)] = 2
 
     def _check(self) -> None:
-        refuse_many("ProbeConfig", {"prompts": self.prompts, "samples": self.samples})
+        refuse_many({"prompts": self.prompts, "samples": self.samples})
 
 
 class StudyConfig(Record):
@@ -127,7 +126,7 @@ class StudyConfig(Record):
     def _check(self) -> None:
         for field, value, wrong, allowed in (*self._arm_rules(), *self._training_rules()):
             if wrong:
-                raise FieldError("StudyConfig", {field: (value, allowed)})
+                raise FieldError(field, value, allowed)
 
     def _arm_rules(self) -> Iterator[Rule]:
         runs = sum(len(self.seeds_of(arm)) for arm in self.arms)

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sparrow.schema.base import FieldError, Record
+from sparrow.schema.base import Record
 from sparrow.schema.common import Device
 from sparrow.schema.train import OptimiserConfig
 from sparrow.schema.types import (
@@ -49,9 +49,8 @@ class StageConfig(Record):
     longest: Annotated[int, Field(ge=100, le=8000)]
 
     def _check(self) -> None:
-        if self.shortest > self.longest:
-            allowed = f"at most longest, which is {self.longest}"
-            raise FieldError("StageConfig", {"shortest": (self.shortest, allowed)})
+        allowed = f"at most longest, which is {self.longest}"
+        self.require(self.shortest <= self.longest, "shortest", allowed)
 
 
 class DataConfig(Record):
@@ -64,8 +63,8 @@ class DataConfig(Record):
     revisit: bool = True  # whether chains may repeat what they have done before
 
     def _check(self) -> None:
-        if not self.assignments + self.countdown + self.graph:
-            raise FieldError("DataConfig", {"assignments": (0, "at least one share above 0")})
+        some = self.assignments + self.countdown + self.graph
+        self.require(some, "assignments", "at least one share above 0")
 
 
 class WarmupRunConfig(Record):
@@ -92,9 +91,8 @@ class WarmupConfig(Record):
 
     def _check(self) -> None:
         # Not by min_length: that would also count a stage that was refused.
-        if not 1 <= len(self.stages) <= MOST_STAGES:
-            allowed = f"1 to {MOST_STAGES} stages"
-            raise FieldError("WarmupConfig", {"stages": (len(self.stages), allowed)})
+        count = len(self.stages)
+        self.require(1 <= count <= MOST_STAGES, "stages", f"1 to {MOST_STAGES} stages", count)
 
     @property
     def steps(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparrow.ops.dispatch import joiner, needs_gradients, op
+from sparrow.ops.dispatch import compile_decorator, needs_gradients, op
 from sparrow.ops.reference.pages import accumulator
 
 CHUNK_BYTES = 64 * 2**20
@@ -58,7 +58,7 @@ def token_stats(
     temperature_T = None if unscaled else per_token(temperature, hidden_TC)
     chunk = chunk or chunk_tokens(len(head_VC))
     logprob_T, entropy_T = _TokenStats.apply(
-        hidden_TC, head_VC, ids_T, temperature_T, chunk, joiner()
+        hidden_TC, head_VC, ids_T, temperature_T, chunk, compile_decorator()
     )
     return TokenStats(logprob=logprob_T, entropy=entropy_T)
 

@@ -119,7 +119,8 @@ def _advantage(text: str) -> Advantage:
     what = f"algorithm.advantage {text!r}"
     advantage = bind(find_function(text, ADVANTAGES, "algorithm.advantage"), {}, what)
     result = try_function(advantage, what, [Rewards(np.array([0.0, 1.0]), 0.0)])
-    if len(result) != 1 or np.shape(result[0]) != (2,):
+    arrays = result if isinstance(result, list | tuple | np.ndarray) else ()
+    if [np.shape(array) for array in arrays] != [(2,)]:
         raise ValueError(f"{what}: expected a list with an array per group, got {result!r}")
     return advantage
 

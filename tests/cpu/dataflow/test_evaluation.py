@@ -181,7 +181,11 @@ class TestAttending:
         assert schedule is not None
         assert backend.engine.rule is not None
         assert (schedule.flow, backend.engine.rule.name) == ("quest", "quest")
-        assert open_engine(model, asked(schedule="qwen3-1.7b-0.86"))[1] == preset("qwen3-1.7b-0.86")
+        named = asked(schedule="qwen3-1.7b-0.86")
+        with pytest.raises(ValueError, match="layers"):  # it names two, the model has one
+            open_engine(model, named)
+        deeper = models.random(model.spec, layers=3)
+        assert open_engine(deeper, named)[1] == preset("qwen3-1.7b-0.86")
 
     def test_refuses(self, model: models.Decoder) -> None:
         name = "qwen3-1.7b-0.86"

@@ -332,6 +332,8 @@ def test_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert rows_path(iter(rows)) == path != rows_path(rows[:1])
     assert rows_path("owner/name:train") == "owner/name:train"
     assert rows_path(tmp_path / "a.csv") == str(tmp_path / "a.csv")
+    with pytest.raises(ValueError, match=r"^your rows.*row 0"):
+        FileRows.read(rows_path([{"prompt": "a"}]))
     for bad, message in (
         ([GSM8K_ROW, {"answer": b"x"}], r"row 1,.*'answer'"),
         (["text"], "row 0"),
