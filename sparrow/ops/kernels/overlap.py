@@ -16,31 +16,27 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
-def overlaps(tensor: Tensor) -> bool:
-    """Whether the device of a tensor has dependent launch: from Hopper on."""
-    return tensor.is_cuda and _can(tensor.device)
-
-
 def overlap_options(tensor: Tensor, allowed: bool = True) -> dict[str, bool]:
     """Launch options for overlap with the previous kernel, where possible and allowed."""
-    overlap = allowed and overlaps(tensor)
+    overlap = allowed and tensor.is_cuda and _can(tensor.device)
     return {"OVERLAP": overlap, "launch_pdl": overlap}
 
 
 @cache
 def _can(device: torch.device) -> bool:
+    """Whether a GPU has dependent launch: from Hopper on."""
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit
-def let_next_start(OVERLAP: tl.constexpr) -> None:
+def let_next_start(OVERLAP: tl.constexpr):
     """Allow the next kernel to start, once all programs of this one have reached this point."""
     if OVERLAP:
         gdc_launch_dependents()
 
 
 @triton.jit
-def wait(OVERLAP: tl.constexpr) -> None:
+def wait(OVERLAP: tl.constexpr):
     """Allow the next kernel to start, and wait for the previous ones."""
     if OVERLAP:
         gdc_launch_dependents()
@@ -48,7 +44,7 @@ def wait(OVERLAP: tl.constexpr) -> None:
 
 
 @triton.jit
-def when_ready(offset: tl.tensor, OVERLAP: tl.constexpr) -> tl.tensor:
+def when_ready(offset, OVERLAP: tl.constexpr):
     """The same offset, a multiple of 16, once the previous kernels have ended.
 
     A value, not a statement: in a pipelined loop only what is loaded at this offset waits.

@@ -10,7 +10,8 @@ pytest.importorskip("triton")
 from support.flows import LAYER, LIBRARY, ODD, Bed, make_bed, mean_flow, same_fields
 from support.kernels import DEVICE, check_choice, fill_fields, select
 
-from sparrow.sparse.compile.launch import Compiled, ScoreLaunch, cache_dir
+from sparrow.files import cache_folder
+from sparrow.sparse.compile.launch import Compiled, ScoreLaunch
 from sparrow.sparse.flows import D, Flow, FlowError, P, as_keys, int4, library
 from sparrow.sparse.flows.flow import trace
 
@@ -109,7 +110,7 @@ def test_sources_are_kept_by_content() -> None:
     assert one.module is two.module
     first, again = (Compiled(trace(library.quest, 16, 32, 2), torch.float16) for _ in range(2))
     assert first.module is again.module
-    assert list(cache_dir().glob(f"{first.module.__name__}.py"))
+    assert list(cache_folder("kernels").glob(f"{first.module.__name__}.py"))
     assert Compiled(trace(library.quest, 16, 64, 2), torch.float16).module is not first.module
 
 
