@@ -205,7 +205,7 @@ class Scheduler:
         size = self.cache.bytes // self.pool.pages * len(pages)
         if held + size > self.policy.swap_bytes:
             needed, allowed = (held + size) / 2**30, self.policy.swap_bytes / 2**30
-            problem = f"no pages left, and {needed:.3g} GiB to swap out exceed {allowed:.3g} GiB"
+            problem = f"pages ran out, and {needed:.3g} GiB to swap out exceed {allowed:.3g} GiB"
             raise SwapFull(f"{problem} (swap_bytes): run fewer sequences at once, or allow more")
         sample.swapped = self.cache.read(self.rows.upload(pages), sample.row)
         sample.swaps += 1

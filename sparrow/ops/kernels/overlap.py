@@ -16,15 +16,19 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
+def overlaps(tensor: Tensor) -> bool:
+    """Whether the device of a tensor has dependent launch: from Hopper on."""
+    return tensor.is_cuda and _can(tensor.device)
+
+
 def overlap_options(tensor: Tensor, allowed: bool = True) -> dict[str, bool]:
     """Launch options for overlap with the previous kernel, where possible and allowed."""
-    overlap = allowed and tensor.is_cuda and _can(tensor.device)
+    overlap = allowed and overlaps(tensor)
     return {"OVERLAP": overlap, "launch_pdl": overlap}
 
 
 @cache
 def _can(device: torch.device) -> bool:
-    """Whether a GPU has dependent launch: from Hopper on."""
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -517,4 +517,3 @@ def _array(array: npt.ArrayLike) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 Summary = dict[str, Tensor]
-Summarise = Callable[[Tensor, Tensor], Summary]
