@@ -96,9 +96,8 @@ def answer(
     if folder is not None:
         save_resolved(config, folder)
     report(
-        f"{name} ({provenance(model)}) | {describe_model(model)} | "
-        f"attention: {'dense' if schedule is None else schedule.describe()} | "
-        f"{describe_ops(model)}"
+        f"{name} ({provenance(model)}) | {describe_model(model)} | attention: "
+        f"{'dense' if schedule is None else schedule.describe()} | {describe_ops(model)}"
     )
     chats = [config.messages] if config.messages else config.prompts
     prompts = [language.encode(prompt, raw=config.raw) for prompt in chats]
