@@ -117,6 +117,7 @@ class Delivery:
         return due
 
     def _hand_extras(self, index: int, sample: Sample) -> None:
+        """Add the hidden state and the most likely tokens of a draw to its sample."""
         options = sample.request.options
         if options.hidden_states and self._hidden_BC is not None:
             sample.hidden.append(self._hidden_BC[index].numpy().copy())
@@ -285,6 +286,7 @@ class Runner:
             return self.graphs.run(kind, rows, self.rows.upload, self._step)
 
     def _kind(self, samples: Sequence[Sample]) -> StepKind:
+        """Return the shape of a decode step for these samples, and the parts that it needs."""
         pages = max(len(sample.context.pages) for sample in samples)
         batch = max(len(samples), self.least_batch)
         if self.model.device.type == "cuda":  # eager steps too: equal shapes give equal bits

@@ -116,6 +116,7 @@ class Scheduler:
         return work
 
     def _plan(self) -> Work:
+        """Decode resident samples, then resume swapped ones, then start prompts."""
         work = Work(decode=self._ready_to_decode())
         tokens = self._bring_back(work, self.policy.chunk)
         if not self.returning:
@@ -125,6 +126,7 @@ class Scheduler:
     # Decoding: every resident sample gets room for its next token.
 
     def _ready_to_decode(self) -> list[Sample]:
+        """Return the resident samples that can draw, each with a page for its next token."""
         places: list[tuple[int, int, int]] = []
         growing = [sample for sample in self.running if sample.lacks_page(self.pool.page)]
         try:
@@ -200,6 +202,7 @@ class Scheduler:
             self.waiting = deque(sorted((*self.waiting, request), key=lambda waiting: waiting.id))
 
     def _swap_out(self, sample: Sample) -> None:
+        """Copy the pages of a resident sample to host memory."""
         held = sum(copy.nbytes for out in self.returning for copy in (out.swapped or {}).values())
         pages = sample.context.pages
         size = self.cache.bytes // self.pool.pages * len(pages)
@@ -239,6 +242,7 @@ class Scheduler:
         return tokens
 
     def _swap_in(self, sample: Sample) -> bool:
+        """Copy a sample's pages back; False if there is no room for them."""
         count = pages_for(sample.context.computed, self.pool.page)
         if self.pool.available < pages_for(sample.length, self.pool.page) + self._reserve():
             return False
@@ -256,6 +260,7 @@ class Scheduler:
     # Prompts.
 
     def _start_prompts(self, work: Work, tokens: int) -> None:
+        """Compute waiting prompts and start their samples, oldest first, as room allows."""
         for request in list(self.waiting):
             if not self.rows.free or tokens <= 0:
                 break
