@@ -74,9 +74,7 @@ class Engine:
         if on_gpu and model.device.index not in (None, torch.cuda.current_device()):
             raise ValueError(f"the model is on {model.device}: torch.cuda.set_device it first")
         if rule is not None and rule != "auto" and not isinstance(rule, Rule):
-            raise ValueError(
-                f"rule={rule!r}: expected a Rule, such as Rule(flow=...), auto or None"
-            )
+            raise ValueError(f"rule={rule!r}, expected a Rule, auto or None")
         self._auto_rule = rule == "auto"
         self.model, self.rule = model, Rule() if isinstance(rule, str) else rule
         self.max_running = (256 if on_gpu else 64) if max_running is None else max_running
@@ -93,9 +91,8 @@ class Engine:
         self._kv_bytes = kv_bytes
         self._weights = WeightStore(model)
         self._adapters = AdapterBank(model.spec, adapters, adapter_rank, model.dtype, model.device)
-        self._budgets = BudgetTable(
-            layers=model.spec.layers, kv_heads=model.spec.kv_heads, device=model.device
-        )
+        spec, device = model.spec, model.device
+        self._budgets = BudgetTable(layers=spec.layers, kv_heads=spec.kv_heads, device=device)
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
         self._graphs = graphs and on_gpu and not without_kernel(model, self.rule)
         self._ids = itertools.count()
@@ -211,9 +208,8 @@ class Engine:
         busy = list(self.loop.requests) if new_flow else [request.id for request in sparse]
         if busy:
             raise ValueError(
-                f"schedule {schedule.name!r} has another rule ({rule.describe()}) than requests "
-                f"{busy[:5]}, which are running ({self.rule.describe()}): wait for them, or use a "
-                "second engine"
+                f"schedule {schedule.name!r} has another rule ({rule.describe()}) than running "
+                f"requests {busy[:5]} ({self.rule.describe()}): wait, or use a second engine"
             )
         former = self.rule
         self.rule = self.loop.rule = rule
@@ -310,12 +306,9 @@ class Engine:
             self.loop.abandon(ids)
             raise
         self.loop.outputs = [output for output in outputs if output.request not in ids]
-        done = {
-            (output.request, output.sample): output.completion
-            for output in outputs
-            if output.request in ids and output.completion is not None
-        }
-        return [done[key] for key in sorted(done)]
+        own = [output for output in outputs if output.request in ids]  # one for each sample
+        own.sort(key=lambda output: (output.request, output.sample))
+        return [output.completion for output in own if output.completion is not None]
 
     # Weights and adapters.
 
@@ -339,22 +332,25 @@ class Engine:
             raise ValueError(f"version must be a whole number below 2**31, got {version!r}")
         if version < self.version or (version == self.version and self._weights.present):
             raise ValueError(f"version {version} is not newer than the engine's {self.version}")
-        _check_in_flight(in_flight)
-        self._require_awake()
-        self.loop.drain()
+        self._pause(in_flight)
         self._weights.write(items, have=self.version, base=base_version)
         self.version = version
         self.pool.forget()
         for request in self.loop.requests.values():
             self.scheduler.renew(request, restart=in_flight == "restart")
 
+    def _pause(self, in_flight: InFlight) -> None:
+        """Read everything that was launched, before weights or adapters change."""
+        if in_flight not in get_args(InFlight):
+            raise ValueError(f"in_flight must be one of {get_args(InFlight)}, got {in_flight!r}")
+        self._require_awake()
+        self.loop.drain()
+
     def load_adapter(
         self, name: str, adapter: Adapter, *, in_flight: InFlight = "continue"
     ) -> None:
         """Load an adapter under a name, or replace the one of that name, between steps."""
-        _check_in_flight(in_flight)
-        self._require_awake()
-        self.loop.drain()
+        self._pause(in_flight)
         slot = self._adapters.put(name, adapter)
         users = [request for request in self.loop.requests.values() if request.adapter == name]
         for request in users:
@@ -430,8 +426,3 @@ def describe_ops(model: Decoder) -> str:
     """Name the ops that have optimised kernels for a model on its device, for headers."""
     fast = ops.versions(model.device.type, model.dtype, model.spec.head_size)
     return f"optimised kernels: {', '.join(sorted(fast)) or 'none'}"
-
-
-def _check_in_flight(in_flight: str) -> None:
-    if in_flight not in get_args(InFlight):
-        raise ValueError(f"in_flight must be one of {get_args(InFlight)}, got {in_flight!r}")

@@ -101,9 +101,8 @@ class Language:
             if type(error.__cause__) is not Exception:  # tokenizers raise that for unknown words
                 raise
             vocabulary = self.tokenizer.get_vocab()
-            unknown = [word for word in text.split() if word not in vocabulary]
+            unknown = [repr(word) for word in text.split() if word not in vocabulary]
             raise ValueError(
-                f"{self.model} has no tokens for {', '.join(map(repr, unknown[:5]))} "
-                f"({error.__cause__}); the shipped models read puzzles only, such as: sparrow "
-                "puzzle assignments"
+                f"{self.model} has no tokens for {', '.join(unknown[:5])} ({error.__cause__}); the "
+                "shipped models read puzzles only, such as: sparrow puzzle assignments"
             ) from error

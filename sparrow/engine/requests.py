@@ -38,7 +38,7 @@ class ScheduleHistory:
         self._starts: list[tuple[int, Schedule | None]] = [(0, schedule)]
 
     def change(self, drawn: int, schedule: Schedule | None) -> None:
-        """Another schedule from the next token on, after this many.
+        """Record that another schedule decodes from the next token on, after `drawn` tokens.
 
         The first token comes from the prompt: until a second is drawn nothing has been decoded.
         """
@@ -51,7 +51,10 @@ class ScheduleHistory:
             self._starts.append((drawn, schedule))
 
     def describe(self, prompt: int, tokens: int) -> str:
-        """All that ran for a prompt and an answer of these lengths, and the length it began at."""
+        """Describe the schedules that ran, each with the length it began at.
+
+        prompt, tokens: lengths of the prompt and of the answer.
+        """
         ran = [
             ("" if not start else f"; from length {prompt + start}: ")
             + ("dense" if schedule is None else schedule.describe())
@@ -109,10 +112,8 @@ class Request:
         if max(params.stop_token_ids, default=0) >= most:
             raise ValueError(f"stop_token_ids {params.stop_token_ids} are not all in 0..{most - 1}")
         if len(prompt) + params.max_tokens > room:
-            raise ValueError(
-                f"the prompt has {len(prompt)} tokens and may grow by {params.max_tokens} "
-                f"(max_tokens), but the context is {room}"
-            )
+            need = f"{len(prompt)} prompt tokens and max_tokens={params.max_tokens}"
+            raise ValueError(f"{need} exceed the context of {room} tokens")
         if params.min_tokens and len(self.stop_ids) > STOPS:
             raise ValueError(f"{len(self.stop_ids)} stop ids with min_tokens, at most {STOPS}")
         if self.options.top_logprobs > most:
@@ -124,14 +125,11 @@ class Request:
         """Training-grade log-probs are of the model's own distribution: nothing may cut it."""
         required = {"top_p": 1.0, "top_k": 0, "min_tokens": 0}
         actual = {name: getattr(self.params, name) for name in required}
-        wrong = [f"{name}={actual[name]}" for name in required if actual[name] != required[name]]
+        wrong = [f"{name}={value}" for name, value in actual.items() if value != required[name]]
         if self.params.temperature == 0:
             wrong.append("temperature=0")
         if wrong:
-            raise ValueError(
-                f"{', '.join(wrong)}: the sampled distribution is another than the model's, but "
-                "training-grade log-probs were requested"
-            )
+            raise ValueError(f"{', '.join(wrong)}: training log-probs need the whole distribution")
 
     @property
     def unstarted(self) -> list["Sample"]:
@@ -241,7 +239,7 @@ class Sample:
         """Return the completion, once the sample has ended."""
         assert self.finish is not None
         request, history = self.request, self.history
-        sizes = len(request.prompt), len(self.tokens)
+        sizes, top_k = (len(request.prompt), len(self.tokens)), request.options.top_logprobs
         return Completion(
             prompt_ids=np.array(request.prompt, dtype=np.int32),
             token_ids=np.array(self.tokens, dtype=np.int32),
@@ -249,10 +247,8 @@ class Sample:
             entropies=np.array(self.entropies, dtype=np.float32),
             weight_versions=np.array(self.versions, dtype=np.int32),
             kept=history.join(lambda schedule: kept_shares(schedule, rule, *sizes, spec)),
-            top_ids=_matrix([ids for ids, _ in self.top], np.int32, request.options.top_logprobs),
-            top_logprobs=_matrix(
-                [logprobs for _, logprobs in self.top], np.float32, request.options.top_logprobs
-            ),
+            top_ids=_matrix([ids for ids, _ in self.top], np.int32, top_k),
+            top_logprobs=_matrix([logprobs for _, logprobs in self.top], np.float32, top_k),
             hidden=_matrix(self.hidden, np.float32, request.options.hidden_states),
             finish_reason=self.finish,
             error=self.error,

@@ -82,6 +82,7 @@ class Delivery:
             self._ready.record()
 
     def _take_extras(self, hidden_BC: Tensor, logits_BV: Tensor) -> None:
+        """Start to copy the hidden states and the most likely tokens that requests ask for."""
         count, options = len(self.samples), [sample.request.options for sample in self.samples]
         if any(option.hidden_states for option in options):
             self._hidden_BC = _to_host(hidden_BC[:count].float())
@@ -96,14 +97,9 @@ class Delivery:
         if self._ready is not None:
             self._ready.synchronize()
         packed = self._draws_4B.numpy()
-        logprob, entropy = packed[1:3].view(np.float32)
-        draws = zip(
-            packed[0].tolist(),
-            logprob.tolist(),
-            (entropy + 0.0).tolist(),  # -0.0 reads badly
-            packed[3].tolist(),
-            strict=True,
-        )
+        logprobs, entropies = packed[1:3].view(np.float32)
+        columns = packed[0], logprobs, entropies + 0.0, packed[3]  # -0.0 reads badly
+        draws = zip(*(column.tolist() for column in columns), strict=True)
         extras = self._hidden_BC is not None or self._top is not None
         due = []
         # A step has spare rows at its end.
@@ -111,16 +107,17 @@ class Delivery:
             if sample.finish is not None:
                 continue
             due.append(sample)
-            token, logprob_, entropy_, ok = draw
+            token, logprob, entropy, ok = draw
             if not ok:
                 sample.fail()
                 continue
-            sample.take(token, logprob_, entropy_, self.version)
+            sample.take(token, logprob, entropy, self.version)
             if extras:
                 self._hand_extras(index, sample)
         return due
 
     def _hand_extras(self, index: int, sample: Sample) -> None:
+        """Add the hidden state and the most likely tokens of a draw to its sample."""
         options = sample.request.options
         if options.hidden_states and self._hidden_BC is not None:
             sample.hidden.append(self._hidden_BC[index].numpy().copy())
@@ -157,11 +154,7 @@ class Graphs:
         self._memory: Any = None
 
     def run(
-        self,
-        kind: StepKind,
-        rows: list[int],
-        upload: Callable[[list[int]], Tensor],
-        step: Step,
+        self, kind: StepKind, rows: list[int], upload: Callable[[list[int]], Tensor], step: Step
     ) -> StepOutput:
         """Replay the step of this kind for these rows; capture it first if it is new.
 
@@ -265,10 +258,9 @@ class Runner:
     @torch.inference_mode()
     def first_draws(self, samples: Sequence[Sample]) -> StepOutput:
         """The first token of samples that have just entered, from their prompts' logits."""
-        at_B = self.rows.upload([_row(sample) for sample in samples])
+        rows, at_B = self.rows, self.rows.upload([_row(sample) for sample in samples])
         logits_BV = torch.stack([_computed(s.request.logits_V) for s in samples])
         hidden_BC = torch.stack([_computed(s.request.hidden_C) for s in samples])
-        rows = self.rows
         step = ops.step_inputs(at_B, rows.state, page=self.cache.page, width=rows.table_RM.shape[1])
         truncated = any(sample.truncated for sample in samples)
         draws = rows.sample(logits_BV, at_B, step, truncated=truncated)
@@ -286,14 +278,15 @@ class Runner:
         inputs: they are settled when the products run.
         """
         kind = self._kind(samples)
-        spare = [self.rows.spare] * (kind.batch - len(samples))
-        rows = [_row(sample) for sample in samples] + spare
+        rows = [_row(sample) for sample in samples]
+        rows += [self.rows.spare] * (kind.batch - len(samples))
         with ops.settled_weights():
             if self.graphs is None:
                 return self._step(kind, self.rows.upload(rows))
             return self.graphs.run(kind, rows, self.rows.upload, self._step)
 
     def _kind(self, samples: Sequence[Sample]) -> StepKind:
+        """Return the shape of a decode step for these samples, and the parts that it needs."""
         pages = max(len(sample.context.pages) for sample in samples)
         batch = max(len(samples), self.least_batch)
         if self.model.device.type == "cuda":  # eager steps too: equal shapes give equal bits
@@ -313,9 +306,9 @@ class Runner:
         """The whole step as device work: no value of it depends on the host."""
         rows, state = self.rows, self.rows.state
         step = ops.step_inputs(at_B, state, page=self.cache.page, width=kind.pages)
-        budgets = None
-        if kind.sparse:
-            budgets = self.budgets.lookup(rows.schedule_R[at_B], step.lengths_B)
+        budgets = (
+            self.budgets.lookup(rows.schedule_R[at_B], step.lengths_B) if kind.sparse else None
+        )
         attention = PagedDecode(
             cache=self.cache,
             table_BM=step.table_BM,

@@ -99,10 +99,7 @@ class Scheduler:
         """Swap every sample to host memory, drop what can be recomputed, and release the pool."""
         for sample in reversed(self.running[:]):
             self.preempt(sample)
-        for request in self.waiting:
-            self.drop_prompt(request)
-        for sample in self.returning:
-            self.evict(sample)
+        self._drop_beginnings()
         del self.pool, self.rows, self.cache
 
     @property
@@ -119,8 +116,8 @@ class Scheduler:
         return work
 
     def _plan(self) -> Work:
-        work = Work()
-        work.decode = self._ready_to_decode()
+        """Decode resident samples, then resume swapped ones, then start prompts."""
+        work = Work(decode=self._ready_to_decode())
         tokens = self._bring_back(work, self.policy.chunk)
         if not self.returning:
             self._start_prompts(work, tokens)
@@ -129,6 +126,7 @@ class Scheduler:
     # Decoding: every resident sample gets room for its next token.
 
     def _ready_to_decode(self) -> list[Sample]:
+        """Return the resident samples that can draw, each with a page for its next token."""
         places: list[tuple[int, int, int]] = []
         growing = [sample for sample in self.running if sample.lacks_page(self.pool.page)]
         try:
@@ -166,7 +164,7 @@ class Scheduler:
 
     def drop_prompt(self, request: Request) -> None:
         """Release the prompt's pages of a request; it is recomputed later."""
-        if request.context.pages:
+        if request.context.pages:  # without pages there may be no pool: the engine sleeps
             self.pool.release(request.context.pages)
         request.context = Context()
         request.logits_V = request.hidden_C = None
@@ -204,15 +202,14 @@ class Scheduler:
             self.waiting = deque(sorted((*self.waiting, request), key=lambda waiting: waiting.id))
 
     def _swap_out(self, sample: Sample) -> None:
+        """Copy the pages of a resident sample to host memory."""
         held = sum(copy.nbytes for out in self.returning for copy in (out.swapped or {}).values())
         pages = sample.context.pages
         size = self.cache.bytes // self.pool.pages * len(pages)
         if held + size > self.policy.swap_bytes:
-            raise SwapFull(
-                f"pages ran out, and so did host memory for swapping: {held / 2**30:.3g} GiB are "
-                f"out already and {size / 2**30:.3g} more are needed, but swap_bytes allows "
-                f"{self.policy.swap_bytes / 2**30:.3g}. Run fewer sequences at once, or allow more"
-            )
+            needed, allowed = (held + size) / 2**30, self.policy.swap_bytes / 2**30
+            problem = f"pages ran out, and {needed:.3g} GiB to swap out exceed {allowed:.3g} GiB"
+            raise SwapFull(f"{problem} (swap_bytes): run fewer sequences at once, or allow more")
         sample.swapped = self.cache.read(self.rows.upload(pages), sample.row)
         sample.swaps += 1
 
@@ -245,6 +242,7 @@ class Scheduler:
         return tokens
 
     def _swap_in(self, sample: Sample) -> bool:
+        """Copy a sample's pages back; False if there is no room for them."""
         count = pages_for(sample.context.computed, self.pool.page)
         if self.pool.available < pages_for(sample.length, self.pool.page) + self._reserve():
             return False
@@ -262,6 +260,7 @@ class Scheduler:
     # Prompts.
 
     def _start_prompts(self, work: Work, tokens: int) -> None:
+        """Compute waiting prompts and start their samples, oldest first, as room allows."""
         for request in list(self.waiting):
             if not self.rows.free or tokens <= 0:
                 break
@@ -324,9 +323,8 @@ class Scheduler:
             # The last one takes over what the request holds; so does one without room beside it.
             takes_over = left == 1 or not (self.pool.available or self.running)
             cost = int(partial and not takes_over)
-            if not request.context.pages or not self.rows.free:
-                return
-            if self.pool.available < cost + self._reserve():
+            room = self.pool.available >= cost + self._reserve()
+            if not (request.context.pages and self.rows.free and room):
                 return
             pages = request.context.pages if takes_over else self._fork(request, work)
             sample.context = Context(pages=pages, computed=len(request.prompt))

@@ -3,24 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from support.engines import (
-    HIDDEN,
-    SPARSE,
-    VOCABULARY,
-    alone,
-    assert_same_bits,
-    count_prefill,
-    engine_of,
-    logp,
-    params,
-    prompt,
-    recorded_hidden,
-    run,
-    same_bits,
-    steps,
-    tiny,
-    tokens_of,
-)
+from support import engines
+from support.engines import SPARSE, alone, engine_of, params, prompt, run, same_bits, steps, tiny
 
 from sparrow import models, ops
 from sparrow.engine import Engine
@@ -47,7 +31,7 @@ def test_streamed_tokens_come_once_and_completions_alone_where_that_is_asked(eng
     done = {(each.request, each.sample): each.completion for each in outputs if each.completion}
     assert sorted(done) == [(quiet, 0), (quiet, 1), (loud, 0), (loud, 1)]
     for sample in range(2):
-        assert_same_bits(done[quiet, sample], done[loud, sample])
+        same_bits(done[quiet, sample], done[loud, sample])
         assert len(came[quiet, sample]) == 1
         streamed = [token for tokens in came[loud, sample] for token in tokens]
         assert streamed == done[loud, sample].token_ids.tolist()
@@ -58,7 +42,7 @@ def test_an_aborted_request_returns_what_it_has(model) -> None:
     """While it waits, between chunks of its prompt, twice, where there is none, and half-way."""
     engine = engine_of(model, max_running=1)
     options = OutputOptions(top_logprobs=3, hidden_states=True)
-    running = engine.add([1], params(), options=HIDDEN)
+    running = engine.add([1], params(), options=engines.HIDDEN)
     waiting, chunked = engine.add([2], params(n=2)), engine.add(LONG, params(), options=options)
     outputs = steps(engine, 2)
     for request in (waiting, chunked, chunked, 999):
@@ -67,7 +51,7 @@ def test_an_aborted_request_returns_what_it_has(model) -> None:
     assert done[running, 0].finish_reason == "length"
     for key in ((waiting, 0), (waiting, 1), (chunked, 0)):
         assert (done[key].finish_reason, len(done[key].token_ids)) == ("abort", 0)
-    late = engine.add([1], params(), options=HIDDEN)
+    late = engine.add([1], params(), options=engines.HIDDEN)
     outputs = steps(engine, 5)
     engine.abort(late)
     ended = run(engine, outputs=outputs)[late, 0]
@@ -119,8 +103,8 @@ def test_stops_minimum_and_maximum(model) -> None:
     stops = tuple(range(32))
     (longer,) = engine.generate([SHORT], params(stop_token_ids=stops, min_tokens=15))
     assert not set(longer.token_ids[:15].tolist()) & set(stops)
-    (later,) = engine.generate([SHORT], params(top_k=VOCABULARY))
-    assert_same_bits(later, alone(model, SHORT, params(top_k=VOCABULARY)))
+    (later,) = engine.generate([SHORT], params(top_k=engines.VOCABULARY))
+    same_bits(later, alone(model, SHORT, params(top_k=engines.VOCABULARY)))
     own_end = tiny(eos_ids=tuple(range(60)))
     given = alone(own_end, SHORT, params(ignore_eos=False, max_tokens=60))
     assert given.finish_reason == "stop"
@@ -146,7 +130,7 @@ def test_a_later_request_reuses_the_prefix(engine, model) -> None:
     """Whole chunks of 128 tokens on a CPU, so that bits do not depend on what was cached; the last
     token is always computed.
     """
-    passes = count_prefill(engine)
+    passes = engines.count_prefill(engine)
     wanted = 0
     for ids, computed in (
         (LONG, 300),
@@ -156,12 +140,12 @@ def test_a_later_request_reuses_the_prefix(engine, model) -> None:
     ):
         (given,) = engine.generate([ids], params(max_tokens=2))
         wanted += computed
-        assert tokens_of(passes) == wanted
-        assert_same_bits(given, alone(model, ids, params(max_tokens=2)))
+        assert engines.tokens_of(passes) == wanted
+        same_bits(given, alone(model, ids, params(max_tokens=2)))
     alike = engine_of(model, reuse="none")
-    passes = count_prefill(alike)
+    passes = engines.count_prefill(alike)
     alike.generate([LONG, LONG], params(max_tokens=2))
-    assert tokens_of(passes) == 600
+    assert engines.tokens_of(passes) == 600
     assert alike.pool.cached == 0
 
 
@@ -178,12 +162,12 @@ def test_statistics_are_of_the_recorded_hidden_states(engine, model, schedule) -
     done = run(engine)
     for sample in range(2):
         completion, two, none = (done[request, sample] for request in range(3))
-        hidden_TC, head = recorded_hidden(completion), model.head.detach()
+        hidden_TC, head = engines.recorded_hidden(completion), model.head.detach()
         ids = torch.tensor(completion.token_ids)
         stats = ops.token_stats(hidden_TC, head, ids, temperature=0.6)
         np.testing.assert_allclose(completion.logprobs, stats.logprob, atol=1e-5)
         np.testing.assert_allclose(completion.entropies, stats.entropy, atol=1e-4)
-        best = logp(model, hidden_TC, 0.6).topk(5, dim=1)
+        best = engines.logp(model, hidden_TC, 0.6).topk(5, dim=1)
         np.testing.assert_allclose(completion.top_logprobs, best.values, atol=1e-5)
         assert completion.top_ids.tolist() == best.indices.tolist()
         assert two.top_ids.tolist() == completion.top_ids[:, :2].tolist()
@@ -221,8 +205,8 @@ def test_a_default_engine_runs_under_the_rule_of_a_schedule(model) -> None:
         flow = engine_of(model)._rule_for(schedule).flow
         own = engine_of(model, rule=Rule.of(schedule, flow))
         expected = own.generate([LONG], params(), schedule=schedule)
-        assert_same_bits(engine.generate([LONG], params(), schedule=schedule)[0], expected[0])
-        assert_same_bits(engine.generate([LONG], params())[0], alone(model, LONG, params()))
+        same_bits(engine.generate([LONG], params(), schedule=schedule)[0], expected[0])
+        same_bits(engine.generate([LONG], params())[0], alone(model, LONG, params()))
 
 
 def test_a_rule_does_not_change_under_running_requests(model) -> None:
@@ -234,14 +218,14 @@ def test_a_rule_does_not_change_under_running_requests(model) -> None:
         with pytest.raises(ValueError, match=rf"\[{first}, {other}\]"):
             engine.add(LONG, params(), schedule=schedule)
     done = run(engine, outputs=before)
-    assert_same_bits(done[first, 0], alone(model, LONG, params(), schedule=SPARSE))
+    same_bits(done[first, 0], alone(model, LONG, params(), schedule=SPARSE))
 
     dense = engine.add(LONG, params())  # a dense one waits for no rule, but for its page summaries
     with pytest.raises(ValueError, match="quest"):
         engine.add(LONG, params(), schedule=Schedule.fixed(64, flow="quest"))
     sparse = engine.add(LONG, params(), schedule=Schedule.fixed(64, dense_layers=(0,)))
     done = run(engine)
-    assert_same_bits(done[dense, 0], alone(model, LONG, params()))
+    same_bits(done[dense, 0], alone(model, LONG, params()))
     assert "dense layers: 0" in done[sparse, 0].attention
     with pytest.raises(ValueError, match=r"Rule\.of"):  # a rule that was given stays
         engine_of(model, rule=Rule()).add(LONG, params(), schedule=Schedule.fixed(48, last=1))

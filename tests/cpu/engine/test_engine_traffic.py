@@ -7,23 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.engines import (
-    SPARSE,
-    Done,
-    alone,
-    changed,
-    dense_hidden,
-    engine_of,
-    logp,
-    params,
-    prompt,
-    run,
-    same_bits,
-    steps,
-    tiny,
-    weights_of,
-    with_weights,
-)
+from support import engines
+from support.engines import SPARSE, Done, alone, engine_of, params, prompt, run, same_bits, tiny
 from torch import Tensor
 
 from sparrow import models
@@ -35,13 +20,7 @@ from sparrow.schema.schedule import Schedule
 STEMS = [prompt(200, seed) for seed in range(2)]  # prompts begin alike, for prefixes to share
 
 
-@dataclass(kw_only=True)
-class Asked:
-    """A request as it can be asked again of another engine."""
-
-    ids: list[int]
-    params: SamplingParams
-    how: dict[str, Any]
+Asked = tuple[list[int], SamplingParams, dict[str, Any]]  # to ask again of another engine
 
 
 @dataclass(kw_only=True)
@@ -72,7 +51,7 @@ class Traffic:
             "adapter": dice.choice((None, None, "one")),
         }
         ids = stem + [dice.randrange(211) for _ in range(dice.randint(0, 5))]
-        self.asked[self.engine.add(ids, own, **how)] = Asked(ids=ids, params=own, how=how)
+        self.asked[self.engine.add(ids, own, **how)] = ids, own, how
 
     def turn(self) -> None:
         if self.dice.random() < 0.25:
@@ -92,19 +71,19 @@ class Traffic:
     def _update(self) -> None:
         mode = self.dice.choice(("continue", "restart"))
         version = self.engine.version + 1
-        new = changed(self.engine.model, seed=version, size=0.05)
+        new = engines.changed(self.engine.model, seed=version, size=0.05)
         self.engine.update(new.items(), version=version, in_flight=mode)
         self.weights[version] = new
 
     def finish(self, turns: int) -> Done:
-        self.weights[0] = weights_of(self.engine.model)
+        self.weights[0] = engines.weights_of(self.engine.model)
         for _ in range(3):
             self.add()
         for _ in range(turns):
             self.turn()
         done = run(self.engine, outputs=self.outputs)
         asked = self.asked.items()
-        assert set(done) == {(one, n) for one, each in asked for n in range(each.params.n)}
+        assert set(done) == {(one, n) for one, (_, own, _) in asked for n in range(own.n)}
         return done
 
 
@@ -121,8 +100,8 @@ def adapter_of(model: models.Decoder) -> Adapter:
 def calm(model: models.Decoder, traffic: Traffic) -> Done:
     """The same requests under the same numbers, all at once, with room for all of them."""
     engine = crowded(model, pages=600, max_running=64, reuse="none")
-    for request, asked in traffic.asked.items():
-        assert engine.add(asked.ids, asked.params, **asked.how) == request
+    for request, (ids, own, how) in traffic.asked.items():
+        assert engine.add(ids, own, **how) == request
     return run(engine)
 
 
@@ -158,14 +137,14 @@ def test_tokens_are_those_of_the_weights_that_they_name(seed) -> None:
         assert given.finish_reason in ("length", "abort")
         if given.attention == "dense":
             for version in set(versions):
-                _check_logprobs(given, version, with_weights(traffic.weights[version]))
+                _check_logprobs(given, version, engines.with_weights(traffic.weights[version]))
                 compared.add(version)
     assert len(compared) > 1
 
 
 def _check_logprobs(given: Completion, version: int, model: models.Decoder) -> None:
     adapter = None if given.adapter is None else adapter_of(model)
-    logp_TV = logp(model, dense_hidden(model, given, adapter))
+    logp_TV = engines.logp(model, engines.dense_hidden(model, given, adapter))
     wanted = logp_TV[torch.arange(len(logp_TV)), torch.tensor(given.token_ids).long()].numpy()
     drawn = given.weight_versions == version
     np.testing.assert_allclose(given.logprobs[drawn], wanted[drawn], atol=1e-4)
@@ -182,9 +161,9 @@ def test_the_oldest_sample_is_never_preempted(update) -> None:
     engine = engine_of(tiny(), pages=20, max_context=320)
     oldest = engine.add(prompt(130), params(max_tokens=110))
     younger = engine.add(prompt(130, 1), params(max_tokens=60))
-    outputs = steps(engine, 25)
+    outputs = engines.steps(engine, 25)
     if update:
-        engine.update(weights_of(engine.model).items(), version=1)
+        engine.update(engines.weights_of(engine.model).items(), version=1)
     done = run(engine, outputs=outputs, most=250)
     assert (done[oldest, 0].swaps, len(done[oldest, 0].recomputed)) == (0, update)
     assert done[younger, 0].swaps or done[younger, 0].recomputed

@@ -10,22 +10,9 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from support.kernels import (
-    DEVICE,
-    attend_chunks,
-    batch_of,
-    check_bits_of_prefill,
-    check_prefill,
-    poisoned_memory,
-    queries_of,
-)
-from support.paging import (
-    attend,
-    check_bits_of_decode,
-    check_decode,
-    check_rows_without_pages_and_nan,
-    chosen,
-)
+from support import kernels, paging
+from support.kernels import DEVICE, attend_chunks, batch_of, check_prefill, poisoned_memory
+from support.paging import attend, check_bits_of_decode, check_decode, chosen
 
 from sparrow.ops import PageLists
 from sparrow.ops.kernels import attend_decode as decode
@@ -52,10 +39,9 @@ def cut_into(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_decode(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dense and over lists; heads of odd sizes, whose neighbours must not come in."""
     cut_into(splits, monkeypatch)
-    for ratio, dtype in ((1, torch.float32), (3, torch.float16)):
-        check_decode(
-            decode, batch_of(LENGTHS, heads=2 * ratio, kv_heads=2, head_size=32, dtype=dtype)
-        )
+    for heads, dtype in ((2, torch.float32), (6, torch.float16)):
+        sizes = {"heads": heads, "kv_heads": 2, "head_size": 32}
+        check_decode(decode, batch_of(LENGTHS, **sizes, dtype=dtype))
     for head_size in (32, 48):
         batch = batch_of(LENGTHS, heads=4, head_size=head_size)
         check_decode(decode, batch, chosen(batch, 48))
@@ -106,7 +92,7 @@ def test_pages_off_the_list_are_never_read() -> None:
 
 
 def test_rows_without_pages_give_zeros_and_nan_stays_in_its_heads() -> None:
-    check_rows_without_pages_and_nan(decode, DEVICE)
+    paging.check_rows_without_pages_and_nan(decode, DEVICE)
 
 
 def test_plans_cut_by_whole_tiles_and_pages() -> None:
@@ -130,8 +116,8 @@ def test_prefill(ratio: int, dtype: torch.dtype) -> None:
     for head_size in (40, 80):
         odd = batch_of([40, 3], heads=2, kv_heads=1, head_size=head_size)
         check_prefill(odd, [35, 3])
-    assert attend_chunks(batch, *queries_of(batch, [0] * 5)).shape == (0, 2 * ratio, 32)
-    check_bits_of_prefill(batch, [1, 15, 2, 0, 50])
+    assert attend_chunks(batch, *kernels.queries_of(batch, [0] * 5)).shape == (0, 2 * ratio, 32)
+    kernels.check_bits_of_prefill(batch, [1, 15, 2, 0, 50])
 
 
 def test_what_is_left_to_the_definition() -> None:
