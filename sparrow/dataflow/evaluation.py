@@ -24,6 +24,7 @@ from sparrow.dataflow.language import Language
 from sparrow.dataflow.run_files import CHECKPOINTS
 from sparrow.engine.answer import resolve_schedule
 from sparrow.engine.pool import PAGE
+from sparrow.files import expanded
 from sparrow.models import Decoder, load
 from sparrow.schema.common import AttentionConfig
 from sparrow.schema.evaluation import (
@@ -35,23 +36,26 @@ from sparrow.schema.evaluation import (
     PassAt,
     Reason,
 )
-from sparrow.schema.loading import read_resolved
+from sparrow.schema.loading import RESOLVED, read_resolved
+from sparrow.schema.run_folder import MODEL
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.train import RowsConfig, TrainConfig
+from sparrow.schema.train import RowsConfig, TrainConfig, names_code
 from sparrow.schema.types import Report
 from sparrow.sparse.flows.loading import load_flow
 from sparrow.sparse.rule import Rule
 from sparrow.stats import attempts, mean_at_k, pass_at_k
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.base import Example, Examples, Judge, Verdict, wrong
-from sparrow.tasks.choosing import open_judge, open_rows
+from sparrow.tasks.base import Example, Examples, FailedVerdict, Judge, Verdict
+from sparrow.tasks.choosing import is_task, open_judge, open_rows
+from sparrow.tasks.judging import Unjudged
 from sparrow.tasks.rows import FileRows
 
 LENGTHS = (200, 500, 1000)  # of puzzles, by default
 GYM_TOKENS = 512  # of an answer to reasoning-gym
 ROOM = 2.5  # longest answer to a puzzle, as a multiple of its length
 OnAnswer = Callable[[], None]
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -175,6 +179,84 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
     return parts, ()
 
 
+def open_validation(config: TrainConfig, judges: ExitStack) -> tuple[list[Part], tuple[str, ...]]:
+    """Open the held-out rows of a run: those of `validation`, then a part for each of its sets.
+
+    Also returns the problems of unusable rows. `judges` closes the judges.
+    """
+    held, parts, problems = config.validation, list[Part](), list[str]()
+    for name, chosen in _held_out(config).items():
+        rows = open_rows(chosen, seed=config.run.seed)
+        judge = judges.enter_context(closing(open_judge(chosen, rows)))
+        part: Json = {"count": held.prompts, "max_tokens": config.rollout.max_tokens}
+        try:
+            parts += Part.of(rows, judge, first=held.first, name=name, **part)
+        except ValueError as error:
+            setting = f"sets.{name}" if name else "first"
+            raise ValueError(f"validation.{setting}: {error}") from error
+        problems += rows.problems
+    return parts, tuple(problems)
+
+
+def _held_out(config: TrainConfig) -> dict[str, RowsConfig]:
+    """Return settings of held-out rows by set: a task from its first seed on, or a file in order.
+
+    Rows that are trained on say little: they are chosen only where there are no others.
+    """
+    held, data = config.validation, config.data
+    places = {"": held.rows or data.task, **held.sets}
+    columns = held.columns or data.columns
+    chosen: dict[str, RowsConfig] = {}
+    for name, place in places.items():
+        if place is None:
+            continue
+        changes: Json = {"rows": place, "task": None, "columns": columns}
+        if is_task(place):
+            changes = {"rows": None, "task": place, "first": 0, "prompts": None, "reward": None}
+        chosen[name] = data.model_copy(update={"shuffle": False, **changes})
+    return chosen or {"": data.model_copy(update={"shuffle": False})}
+
+
+def open_run_rows(
+    run: TrainConfig, config: EvalConfig, judges: ExitStack, report: Report
+) -> tuple[list[Part], tuple[str, ...]]:
+    """Open the rows of a run (`find_run`), and report which they are.
+
+    The run may be somebody else's: ValueError if its rows need a reward that names code.
+    """
+    for rows in _held_out(run).values():
+        if names_code(rows.reward or ""):
+            raise ValueError(
+                f"{config.model}: the rows of the run are judged by {rows.reward!r}, and code that "
+                "a folder names is not run: pass --rows FILE --reward module:function"
+            )
+    names = ", ".join(rows.rows or rows.task or "" for rows in _held_out(run).values())
+    seen = " (trained on)" if run.data.rows == names else ""
+    report(f"rows of the run{seen}: {names}; others by --task or --rows")
+    return open_validation(run, judges)
+
+
+def find_run(config: EvalConfig) -> TrainConfig | None:
+    """Return the settings of the run to evaluate, given by its folder or by the model in it.
+
+    What is set for the evaluation replaces settings of the run. None: it is another model.
+    """
+    folder = expanded(config.model)
+    folder = folder.parent if folder.name == MODEL else folder
+    if not (folder / RESOLVED).is_file():
+        return None
+    run = read_resolved(TrainConfig, folder)
+    asked = {
+        "validation": {"prompts": config.prompts, "first": config.skip},
+        "rollout": {"max_tokens": config.max_tokens},
+        "chat": config.chat.model_dump(),
+    }
+    given = {key: {k: v for k, v in part.items() if v} for key, part in asked.items()}
+    return run.model_copy(
+        update={key: getattr(run, key).model_copy(update=part) for key, part in given.items()}
+    )
+
+
 # The model and its attention.
 
 
@@ -250,7 +332,8 @@ def evaluate(
 
     An answer has at most params.max_tokens, less if its row or the context allow less. Row i has
     the seed params.seed + i. `on_answer` is called after each verdict. Rows whose prompts leave no
-    room for an answer are reported; a part without other rows is an error.
+    room for an answer are reported; a part without other rows is an error. Unjudged if every
+    verdict failed.
     """
     questions, skipped = _questions(backend.max_context, parts, language, params)
 
@@ -258,6 +341,9 @@ def evaluate(
     judged = run_coroutine(_answers(backend, questions, parts, language, schedule, on_answer))
     for question, answered in zip(questions, judged, strict=True):
         answers[question.part] += answered
+    verdicts = [answer.verdict for answered in answers for answer in answered]
+    if all(isinstance(verdict, FailedVerdict) for verdict in verdicts):
+        raise Unjudged(f"every verdict of the evaluation failed: {verdicts[0].reason}")
     evaluation = Evaluation(
         model=model,
         attention="dense" if schedule is None else schedule.describe(),
@@ -284,7 +370,7 @@ async def _answers(
     async def judged(question: Question, completion: Completion) -> Answered:
         text = language.decode(completion.token_ids.tolist())
         if completion.error is not None:
-            verdict = wrong(completion.error)
+            verdict: Verdict = FailedVerdict(0.0, 0.0, completion.error)
         else:
             verdict = await parts[question.part].judge(question.example, text)
         if on_answer is not None:
@@ -337,7 +423,9 @@ def summarise(
     completions = [answer.completion for answer in answers]
     lengths = [len(completion.token_ids) for completion in completions]
     entropies = [c.entropies for c in completions if c.entropies is not None]
-    reasons = Counter(answer.verdict.reason for answer in answers).most_common()
+    verdicts = [answer.verdict for answer in answers]
+    reasons = Counter(verdict.reason for verdict in verdicts).most_common()
+    faults = [verdict.reason for verdict in verdicts if isinstance(verdict, FailedVerdict)]
     return EvaluationCell(
         source=source,
         length=length,
@@ -353,4 +441,6 @@ def summarise(
         **{name: outcomes[name] / len(answers) for name in ("right", "cut_off", "wrong")},
         reasons=tuple(Reason(text=text, count=count) for text, count in reasons),
         skipped=tuple(skipped),
+        failed=len(faults),
+        fault=faults[0] if faults else "",
     )

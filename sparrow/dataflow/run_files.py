@@ -285,8 +285,9 @@ def write_rollouts(folder: Path, step: int, groups: Sequence[Group]) -> Path:
     return path
 
 
-def read_rollouts(folder: Path, step: int) -> list[Group]:
+def read_rollouts(folder: str | Path, step: int) -> list[Group]:
     """Read the groups of a step, without hidden states. Needs no lock."""
+    folder = Path(folder)
     path = rollouts_file(folder, step)
     if not path.exists():
         known = ", ".join(map(str, rollout_steps(folder))) or "none"

@@ -23,6 +23,8 @@ from sparrow.schema.types import (
 
 ROWS = 32  # of each task and length, where no number is given
 FILE_TOKENS = 4096  # of an answer to a row of a file
+LISTED = 5  # rows that were left out
+NOT_COLUMNS = ("passes", "reasons", "skipped", "fault")  # of a table of cells
 Window = Annotated[Tokens, Field(multiple_of=16)]
 
 
@@ -123,6 +125,8 @@ class EvaluationCell(Record):
     wrong: float | None = None  # share that ended in time and is not right
     reasons: tuple[Reason, ...]  # most frequent first
     skipped: tuple[str, ...]  # rows whose prompts do not fit, and why
+    failed: int = 0  # answers that could not be judged; they count as wrong
+    fault: str = ""  # why the first of them could not
 
     @property
     def name(self) -> str:
@@ -132,7 +136,7 @@ class EvaluationCell(Record):
     def row(self) -> dict[str, Any]:
         columns = super().row()
         columns |= {f"pass@{attempt.k}": attempt.estimate.value for attempt in self.passes}
-        return {key: v for key, v in columns.items() if key not in ("passes", "reasons", "skipped")}
+        return {key: value for key, value in columns.items() if key not in NOT_COLUMNS}
 
 
 class Evaluation(Table, Record):
@@ -153,3 +157,19 @@ class Evaluation(Table, Record):
     def summary(self) -> str:
         """The accuracy of every cell, in one line."""
         return ", ".join(f"{cell.name} {cell.mean.value:.2f}" for cell in self.cells)
+
+    @property
+    def problems(self) -> list[str]:
+        """Rows that were left out and judgements that failed, a line for each kind."""
+        too_long = [problem for cell in self.cells for problem in cell.skipped]
+        lines = [
+            f"{len(rows)} rows {what} and are left out: {'; '.join(rows[:LISTED])}"
+            for what, rows in (("cannot be used", self.left_out), ("are too long", too_long))
+            if rows
+        ]
+        faults = [cell.fault for cell in self.cells if cell.failed]
+        if faults:
+            failed = sum(cell.failed for cell in self.cells)
+            judged = sum(cell.rows * cell.samples for cell in self.cells)
+            lines.append(f"{failed} of {judged} verdicts failed and count as wrong: {faults[0]}")
+        return lines

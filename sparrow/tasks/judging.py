@@ -13,7 +13,8 @@ A reward function has one of two signatures:
     reward(text, answer)    any of text, answer, data_source and extra_info, by name
     compute_score(data_source, solution_str, ground_truth, extra_info)    verl's, by position
 
-and returns a number, a bool, or a dict with "score" and, where it has them, "acc" and "reason".
+and returns a number, a bool, or a dict with "score" and, where it has them, "acc" (0 to 1) and
+"reason".
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from typing import Any, Literal, NamedTuple, Self
 from sparrow.functions import resolve
 from sparrow.processes.supervisor import MESSAGE_CHARACTERS, describe
 from sparrow.processes.worker import Worker, WorkerFault
-from sparrow.tasks.base import RIGHT, Example, Verdict, check_json, wrong
+from sparrow.tasks.base import RIGHT, Example, FailedVerdict, Verdict, check_json
 
 Score = Callable[[str, str, Any, Mapping[str, Any]], Any]  # verl's compute_score
 SETTING = "data.reward"
@@ -42,6 +43,10 @@ SIGNATURES = (
 CLOSED = "these judges are closed"
 LONGEST = 1 << 16  # bytes of a verdict
 LARGEST = 1e9  # score: sums of squares of a batch stay far from overflow
+
+
+class Unjudged(ValueError):
+    """Every verdict of a training step or of an evaluation failed."""
 
 
 class Outcome(NamedTuple):
@@ -157,7 +162,7 @@ class Judges(_Closing):
         except Exception as error:  # otherwise the caller would wait forever
             late, reason = False, f"the verifier did not start: {error!s:.500}"
         worker.kill()
-        return Outcome(wrong(reason), "timeouts" if late else "crashes")
+        return Outcome(_failed(reason), "timeouts" if late else "crashes")
 
     def _wait(self, worker: Worker) -> None:
         """Wait until a worker is ready, without a deadline; raise ValueError if it fails."""
@@ -214,19 +219,23 @@ class InProcess(_Closing):
         self.counts["judged"] += 1
         try:
             return self._reward(example, text)
-        except Exception as error:  # a user's code: anything may be raised
+        except (Exception, SystemExit) as error:  # a user's code: anything may be raised
             self.counts["errors"] += 1
             self.last_fault = f"the verifier raised {describe(error)}"
-            return wrong(self.last_fault)
+            return _failed(self.last_fault)
+
+
+def _failed(reason: str) -> Verdict:
+    return FailedVerdict(0.0, 0.0, reason)
 
 
 def _outcome(answer: Any) -> Outcome:
     """Read a worker's answer; anything but a valid verdict is a fault."""
     match answer:
         case {"error": str(error), **rest} if not rest:
-            return Outcome(wrong(f"the verifier raised {error[:MESSAGE_CHARACTERS]}"), "errors")
+            return Outcome(_failed(f"the verifier raised {error[:MESSAGE_CHARACTERS]}"), "errors")
         case {"score": float(score), "acc": float(acc), "reason": str(reason), **rest} if not rest:
-            if abs(score) <= LARGEST and abs(acc) <= LARGEST:
+            if abs(score) <= LARGEST and 0 <= acc <= 1:
                 return Outcome(Verdict(score, acc, reason[:MESSAGE_CHARACTERS]))
     raise WorkerFault("garbled", "its answer is not a verdict")
 
@@ -251,6 +260,8 @@ def make_scorer(score: str, preload: list[str]) -> Callable[[list[Any]], dict[st
 
 def adapted(function: Callable[..., Any]) -> Score:
     """Return a reward function with verl's signature, whichever of the two it has."""
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f"{SETTING}: expected a function, got the async function {function!r}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a callable of C
@@ -269,25 +280,27 @@ def adapted(function: Callable[..., Any]) -> Score:
 
 
 def parse_verdict(result: Any) -> Verdict:
-    """Make a verdict of a number, or of a dict with score, acc and reason.
+    """Make a verdict of a number, of a dict with score, acc and reason, or of a verdict.
 
     Without acc, a text is right if its score is at least 1. Scores are not clipped.
     """
+    if isinstance(result, Verdict):
+        result = result._asdict()
     fields = result if isinstance(result, Mapping) else {"score": result}
-    score = _number("score", fields.get("score"))
+    score = _number("score", fields.get("score"), -LARGEST, LARGEST)
     acc = fields.get("acc")
-    right = float(score >= 1) if acc is None else _number("acc", acc)
+    right = float(score >= 1) if acc is None else _number("acc", acc, 0, 1)
     reason = fields.get("reason")
     if not isinstance(reason, str):
         reason = RIGHT.reason if right >= 1 else "the verifier does not call it right"
     return Verdict(score, right, reason[:MESSAGE_CHARACTERS])
 
 
-def _number(what: str, value: Any) -> float:
+def _number(what: str, value: Any, low: float, high: float) -> float:
     """Return a number within bounds, also of a numpy scalar; text is refused."""
     if value is None or isinstance(value, str | bytes):
         raise ValueError(f"{what} must be a number, got {value!r:.80}")
     number = float(value)
-    if not abs(number) <= LARGEST:
-        raise ValueError(f"{what} must be {-LARGEST:g} to {LARGEST:g}, got {number}")
+    if not low <= number <= high:
+        raise ValueError(f"{what} must be {low:g} to {high:g}, got {number}")
     return number

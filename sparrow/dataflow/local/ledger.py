@@ -9,6 +9,7 @@ from pydantic import Field
 
 from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.dataflow.local.messages import (
+    FAILED,
     Callbacks,
     Diverged,
     GateStop,
@@ -66,6 +67,19 @@ class Ledger:
     skips: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     stopped: dict[str, str] = field(default_factory=dict)
+    fault: str = ""  # why the first verdict failed, of those that this process has seen
+
+    @property
+    def problems(self) -> list[str]:
+        """Rows that were left out and verdicts that failed, a line for each kind."""
+        lines = []
+        if self.left_out:
+            lines.append(f"{len(self.left_out)} rows are left out: {self.left_out[0]}")
+        if self.fault:
+            failed = sum(self.counts[f"verifier_{kind}"] for kind in FAILED)
+            judged = self.counts["verifier_judged"]
+            lines.append(f"{failed} of {judged} verdicts failed and gave 0: {self.fault}")
+        return lines
 
     # A step.
 
@@ -116,6 +130,7 @@ class Ledger:
             kinds = ", ".join(f"{count} {name}" for name, count in rollouts.failed.items())
             failed = f"{total} of {judged} verdicts failed and gave 0 ({kinds})"
             self._notify(number, f"{failed}: {rollouts.fault}", "red")
+            self.fault = self.fault or rollouts.fault
 
     def _count_overlong(self, number: int, overlong: Sequence[str]) -> None:
         self.counts["overlong_prompts"] += len(overlong)
@@ -145,6 +160,8 @@ class Ledger:
             self.files.validation(self.step, values)
         shown = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
         self.callbacks.event(f"after {self.step} steps: {shown}", "cyan")
+        for problem in evaluation.problems:
+            self.callbacks.event(f"after {self.step} steps: {problem}", "red")
 
     # Stopping.
 
