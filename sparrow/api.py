@@ -37,6 +37,7 @@ from sparrow.schema.bench import (
 )
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.common import (
+    ChatConfig,
     DoctorConfig,
     FetchConfig,
     GenerateConfig,
@@ -337,7 +338,7 @@ def evaluate(
     from sparrow.dataflow.evaluation import find_run, open_engine, open_parts, open_run_rows
     from sparrow.dataflow.language import load_language, speaks_puzzles
 
-    run = None if config.task or config.rows or config.length else find_run(config)
+    run = None if config.task or config.rows or config.length else find_run(config.model)
     with ExitStack() as judges:
         if run is None:
             parts, left_out = open_parts(config, judges)
@@ -358,12 +359,13 @@ def evaluate(
             max_tokens=engine.max_context,
             seed=config.seed,
         )
+        chat = config.chat if run is None or config.chat != ChatConfig() else run.chat
         total = config.samples * sum(len(part.examples) for part in parts)
         counted = count(1)
         evaluated = measure(
             engine,
             parts,
-            load_language(model, puzzles, chat=config.chat if run is None else run.chat),
+            load_language(model, puzzles, chat=chat),
             params,
             model=config.model,
             schedule=schedule,

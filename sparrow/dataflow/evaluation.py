@@ -152,109 +152,88 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
     A part for each task and length, or for each data_source of a file. `judges` closes the judges.
     """
     if config.rows is not None:
-        chosen = RowsConfig(
-            rows=config.rows, columns=config.columns, reward=config.reward, shuffle=False
-        )
-        rows = open_rows(chosen, seed=0)
-        judge = judges.enter_context(closing(open_judge(chosen, rows)))
+        given = {name: getattr(config, name) for name in ("rows", "columns", "reward")}
         tokens = config.max_tokens or FILE_TOKENS
-        parts = Part.of(rows, judge, first=config.skip, count=config.prompts, max_tokens=tokens)
-        return parts, rows.problems
-    parts = []
+        part = {"first": config.skip, "count": config.prompts, "max_tokens": tokens}
+        return _open([(RowsConfig(shuffle=False, **given), part)], judges)
+    chosen: list[tuple[RowsConfig, Json]] = []
     for task in dict.fromkeys(config.task or PUZZLES):
         usual, room = (LENGTHS, ROOM) if task in PUZZLES else ((GYM_TOKENS,), 1.0)
-        lengths = list(dict.fromkeys(config.length or usual))
-        settings = [RowsConfig(task=task, length=length, first=0) for length in lengths]
-        first = open_rows(settings[0], seed=0)
-        judge = judges.enter_context(closing(open_judge(settings[0], first)))
-        for length, chosen in zip(lengths, settings, strict=True):
-            parts += Part.of(
-                open_rows(chosen, seed=0),
-                judge,
-                first=config.skip,
-                count=config.prompts or ROWS,
-                length=length,
-                max_tokens=config.max_tokens or round(length * room),
-            )
-    return parts, ()
+        for length in dict.fromkeys(config.length or usual):
+            tokens = config.max_tokens or round(length * room)
+            part = {"first": config.skip, "count": config.prompts or ROWS, "max_tokens": tokens}
+            rows = RowsConfig(task=task, length=length, first=0)
+            chosen.append((rows, {**part, "length": length}))
+    return _open(chosen, judges)
 
 
-def open_validation(config: TrainConfig, judges: ExitStack) -> tuple[list[Part], tuple[str, ...]]:
+def open_validation(
+    run: TrainConfig, judges: ExitStack, **changes: int | None
+) -> tuple[list[Part], tuple[str, ...]]:
     """Open the held-out rows of a run: those of `validation`, then a part for each of its sets.
 
-    Also returns the problems of unusable rows. `judges` closes the judges.
+    changes: of the first row, the count and max_tokens, in place of the run's. Otherwise as
+    `open_parts`.
     """
-    held, parts, problems = config.validation, list[Part](), list[str]()
-    for name, chosen in _held_out(config).items():
-        rows = open_rows(chosen, seed=config.run.seed)
-        judge = judges.enter_context(closing(open_judge(chosen, rows)))
-        part: Json = {"count": held.prompts, "max_tokens": config.rollout.max_tokens}
-        try:
-            parts += Part.of(rows, judge, first=held.first, name=name, **part)
-        except ValueError as error:
-            setting = f"sets.{name}" if name else "first"
-            raise ValueError(f"validation.{setting}: {error}") from error
-        problems += rows.problems
-    return parts, tuple(problems)
+    held = run.validation
+    part = {"first": held.first, "count": held.prompts, "max_tokens": run.rollout.max_tokens}
+    part |= {name: value for name, value in changes.items() if value}
+    return _open([(rows, {**part, "name": name}) for name, rows in held_out(run).items()], judges)
 
 
-def _held_out(config: TrainConfig) -> dict[str, RowsConfig]:
+def held_out(run: TrainConfig) -> dict[str, RowsConfig]:
     """Return settings of held-out rows by set: a task from its first seed on, or a file in order.
 
     Rows that are trained on say little: they are chosen only where there are no others.
     """
-    held, data = config.validation, config.data
-    places = {"": held.rows or data.task, **held.sets}
-    columns = held.columns or data.columns
-    chosen: dict[str, RowsConfig] = {}
-    for name, place in places.items():
-        if place is None:
-            continue
-        changes: Json = {"rows": place, "task": None, "columns": columns}
-        if is_task(place):
+    held, data, chosen = run.validation, run.data, dict[str, RowsConfig]()
+    for name, place in {"": held.rows or data.task, **held.sets}.items():
+        changes: Json = {"rows": place, "task": None, "columns": held.columns or data.columns}
+        if place is not None and is_task(place):
             changes = {"rows": None, "task": place, "first": 0, "prompts": None, "reward": None}
-        chosen[name] = data.model_copy(update={"shuffle": False, **changes})
+        if place is not None:
+            chosen[name] = data.model_copy(update={"shuffle": False, **changes})
     return chosen or {"": data.model_copy(update={"shuffle": False})}
 
 
 def open_run_rows(
     run: TrainConfig, config: EvalConfig, judges: ExitStack, report: Report
 ) -> tuple[list[Part], tuple[str, ...]]:
-    """Open the rows of a run (`find_run`), and report which they are.
+    """Open the held-out rows of a run to evaluate, and report which they are.
 
     The run may be somebody else's: ValueError if its rows need a reward that names code.
     """
-    for rows in _held_out(run).values():
-        if names_code(rows.reward or ""):
-            raise ValueError(
-                f"{config.model}: the rows of the run are judged by {rows.reward!r}, and code that "
-                "a folder names is not run: pass --rows FILE --reward module:function"
-            )
-    names = ", ".join(rows.rows or rows.task or "" for rows in _held_out(run).values())
+    chosen = held_out(run).values()
+    if code := [rows.reward for rows in chosen if names_code(rows.reward or "")]:
+        raise ValueError(
+            f"{config.model}: the rows of the run are judged by {code[0]!r}, and code that a "
+            "folder names is not run: pass --rows FILE --reward module:function"
+        )
+    names = ", ".join(rows.rows or rows.task or "" for rows in chosen)
     seen = " (trained on)" if run.data.rows == names else ""
     report(f"rows of the run{seen}: {names}; others by --task or --rows")
-    return open_validation(run, judges)
+    changes = {"first": config.skip, "count": config.prompts, "max_tokens": config.max_tokens}
+    return open_validation(run, judges, **changes)
 
 
-def find_run(config: EvalConfig) -> TrainConfig | None:
-    """Return the settings of the run to evaluate, given by its folder or by the model in it.
-
-    What is set for the evaluation replaces settings of the run. None: it is another model.
-    """
-    folder = expanded(config.model)
+def find_run(model: str) -> TrainConfig | None:
+    """Return the settings of a run by its folder or by the model in it; None: of no run."""
+    folder = expanded(model)
     folder = folder.parent if folder.name == MODEL else folder
-    if not (folder / RESOLVED).is_file():
-        return None
-    run = read_resolved(TrainConfig, folder)
-    asked = {
-        "validation": {"prompts": config.prompts, "first": config.skip},
-        "rollout": {"max_tokens": config.max_tokens},
-        "chat": config.chat.model_dump(),
-    }
-    given = {key: {k: v for k, v in part.items() if v} for key, part in asked.items()}
-    return run.model_copy(
-        update={key: getattr(run, key).model_copy(update=part) for key, part in given.items()}
-    )
+    return read_resolved(TrainConfig, folder) if (folder / RESOLVED).is_file() else None
+
+
+def _open(
+    chosen: Sequence[tuple[RowsConfig, Json]], judges: ExitStack
+) -> tuple[list[Part], tuple[str, ...]]:
+    """Open rows, each with the arguments of `Part.of`."""
+    parts, problems = list[Part](), list[str]()
+    for settings, part in chosen:
+        rows = open_rows(settings, seed=0)
+        judge = judges.enter_context(closing(open_judge(settings, rows)))
+        parts += Part.of(rows, judge, **part)
+        problems += rows.problems
+    return parts, tuple(problems)
 
 
 # The model and its attention.

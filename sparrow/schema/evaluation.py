@@ -1,5 +1,6 @@
 """The configuration of `sparrow eval`, and its result: accuracy by source and length."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -161,15 +162,14 @@ class Evaluation(Table, Record):
     @property
     def problems(self) -> list[str]:
         """Rows that were left out and judgements that failed, a line for each kind."""
-        too_long = [problem for cell in self.cells for problem in cell.skipped]
-        lines = [
-            f"{len(rows)} rows {what} and are left out: {'; '.join(rows[:LISTED])}"
-            for what, rows in (("cannot be used", self.left_out), ("are too long", too_long))
-            if rows
-        ]
-        faults = [cell.fault for cell in self.cells if cell.failed]
-        if faults:
-            failed = sum(cell.failed for cell in self.cells)
-            judged = sum(cell.rows * cell.samples for cell in self.cells)
-            lines.append(f"{failed} of {judged} verdicts failed and count as wrong: {faults[0]}")
-        return lines
+        left_out = [*self.left_out, *(problem for cell in self.cells for problem in cell.skipped)]
+        judged = sum(cell.rows * cell.samples for cell in self.cells)
+        fault = next((cell.fault for cell in self.cells if cell.failed), "")
+        return describe_problems(left_out, sum(cell.failed for cell in self.cells), judged, fault)
+
+
+def describe_problems(left_out: Sequence[str], failed: int, judged: int, fault: str) -> list[str]:
+    """Describe rows that were left out and verdicts that failed, with the first reasons."""
+    rows = f"{len(left_out)} rows are left out: {'; '.join(left_out[:LISTED])}"
+    verdicts = f"{failed} of {judged} verdicts failed and gave 0: {fault}"
+    return [*([rows] if left_out else []), *([verdicts] if failed else [])]

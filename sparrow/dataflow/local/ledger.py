@@ -20,7 +20,7 @@ from sparrow.dataflow.local.messages import (
 from sparrow.dataflow.local.metrics import validation_metrics
 from sparrow.dataflow.run_files import RunFiles, write_rollouts
 from sparrow.schema.base import Record, from_dict, to_dict
-from sparrow.schema.evaluation import Evaluation
+from sparrow.schema.evaluation import Evaluation, describe_problems
 from sparrow.schema.gate import GateCheck
 from sparrow.schema.train import TrainConfig
 from sparrow.training.learner import UpdateStats
@@ -72,14 +72,9 @@ class Ledger:
     @property
     def problems(self) -> list[str]:
         """Rows that were left out and verdicts that failed, a line for each kind."""
-        lines = []
-        if self.left_out:
-            lines.append(f"{len(self.left_out)} rows are left out: {self.left_out[0]}")
-        if self.fault:
-            failed = sum(self.counts[f"verifier_{kind}"] for kind in FAILED)
-            judged = self.counts["verifier_judged"]
-            lines.append(f"{failed} of {judged} verdicts failed and gave 0: {self.fault}")
-        return lines
+        failed = sum(self.counts[f"verifier_{kind}"] for kind in FAILED)
+        judged = self.counts["verifier_judged"]
+        return describe_problems(self.left_out, failed, judged, self.fault)
 
     # A step.
 

@@ -22,6 +22,7 @@ from sparrow.dataflow.local.messages import (
     NoCallbacks,
     RolloutBatch,
     RolloutRequest,
+    Unjudged,
 )
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.schema.base import from_dict
@@ -80,9 +81,17 @@ class RolloutSide:
         params = SamplingParams(n=samples, max_tokens=most, seed=VALIDATION_SEED)
         arguments = (self.backend, self.validation, self.language, params)
         name, chosen = config.model.name, schedule if config.validation.sparse else None
-        return self.world.on_first_rank(
-            lambda: evaluate(*arguments, model=name, schedule=chosen).evaluation
-        )
+
+        def measure() -> Evaluation | Unjudged:
+            try:
+                return evaluate(*arguments, model=name, schedule=chosen).evaluation
+            except Unjudged as error:  # raised on all ranks, which then save a checkpoint together
+                return error
+
+        result = self.world.on_first_rank(measure)
+        if isinstance(result, Unjudged):
+            raise result
+        return result
 
     def close(self) -> None:
         """Stop the verifiers."""
