@@ -187,13 +187,13 @@ def held_out(run: TrainConfig) -> dict[str, RowsConfig]:
     Rows that are trained on say little: they are chosen only where there are no others.
     """
     held, data, chosen = run.validation, run.data, dict[str, RowsConfig]()
-    for name, place in {"": held.rows or data.task, **held.sets}.items():
+    own = held.rows or data.task or ("" if held.sets else data.rows)
+    for name, place in {**({"": own} if own else {}), **held.sets}.items():
         changes: Json = {"rows": place, "task": None, "columns": held.columns or data.columns}
-        if place is not None and is_task(place):
+        if is_task(place):
             changes = {"rows": None, "task": place, "first": 0, "prompts": None, "reward": None}
-        if place is not None:
-            chosen[name] = data.model_copy(update={"shuffle": False, **changes})
-    return chosen or {"": data.model_copy(update={"shuffle": False})}
+        chosen[name] = data.model_copy(update={"shuffle": False, **changes})
+    return chosen
 
 
 def open_run_rows(

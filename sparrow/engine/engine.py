@@ -10,12 +10,13 @@ scheduler planned; on a GPU its results are read one step late, while the next o
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
 
 from sparrow import ops
+from sparrow.engine.language import Language
 from sparrow.engine.loop import Loop, Output
 from sparrow.engine.memory import allocate, host_memory
 from sparrow.engine.pool import PAGE
@@ -23,9 +24,8 @@ from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner, without_kernel
 from sparrow.engine.scheduler import Reuse, Scheduler, SchedulerPolicy
 from sparrow.engine.weights import Items, Stay, WeightStore
-from sparrow.models import Decoder, load_tokenizer
+from sparrow.models import Decoder
 from sparrow.models.lora import Adapter, AdapterBank
-from sparrow.models.tokenizer import encode_text
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
@@ -133,11 +133,9 @@ class Engine:
         del self.runner, self.pool
 
     @cached_property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the model's folder, for prompts that are text."""
-        if self.model.source is None:
-            raise TypeError("a prompt is text, but the model has no tokenizer: give token ids")
-        return load_tokenizer(self.model.source)
+    def language(self) -> Language:
+        """The language of the model, for prompts that are text."""
+        return Language.load(self.model)
 
     # Requests.
 
@@ -159,8 +157,7 @@ class Engine:
         """
         decode = None
         if isinstance(prompt, str):
-            decode = partial(self.tokenizer.decode, skip_special_tokens=True)
-            prompt = encode_text(self.tokenizer, prompt)
+            decode, prompt = self.language.decode, self.language.encode(prompt, raw=True)
         request = Request(
             id=next(self._ids),
             prompt=prompt.tolist() if hasattr(prompt, "tolist") else list(prompt),

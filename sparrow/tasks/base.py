@@ -52,6 +52,8 @@ RIGHT = Verdict(1.0, 1.0, "right")
 class FailedVerdict(Verdict):
     """A verdict of 0 because the answer could not be judged: its reward function failed."""
 
+    fault = "errors"  # its kind: timeouts, crashes or errors
+
 
 def wrong(reason: str) -> Verdict:
     return Verdict(0.0, 0.0, reason)
