@@ -81,17 +81,9 @@ class RolloutSide:
         params = SamplingParams(n=samples, max_tokens=most, seed=VALIDATION_SEED)
         arguments = (self.backend, self.validation, self.language, params)
         name, chosen = config.model.name, schedule if config.validation.sparse else None
-
-        def measure() -> Evaluation | Unjudged:
-            try:
-                return evaluate(*arguments, model=name, schedule=chosen).evaluation
-            except Unjudged as error:  # raised on all ranks, which then save a checkpoint together
-                return error
-
-        result = self.world.on_first_rank(measure)
-        if isinstance(result, Unjudged):
-            raise result
-        return result
+        return self.world.on_first_rank(
+            lambda: evaluate(*arguments, model=name, schedule=chosen).evaluation, (Unjudged,)
+        )
 
     def close(self) -> None:
         """Stop the verifiers."""
@@ -181,25 +173,14 @@ class RolloutSide:
 
         Hidden states are large and stay on the rank that sampled them, which will score them too.
         """
-        world, local, failures = self.world, list[Group](), list[Exception]()
+        world, local = self.world, list[Group]()
 
-        def share() -> list[Group] | Stopped | EpisodeFailed:
+        def share() -> list[Group]:
             work = self._generate_all(request, world.local_items(slots))
-            try:
-                local.extend(run_coroutine(self.stopping.run_until_stopped(work)))
-            except (Stopped, EpisodeFailed) as error:
-                failures.append(error)
-                return error
+            local.extend(run_coroutine(self.stopping.run_until_stopped(work)))
             return local if world.size == 1 else [_without_states(group) for group in local]
 
-        parts = world.on_all_ranks(share)
-        for rank, part in enumerate(parts):
-            if isinstance(part, EpisodeFailed) and world.size > 1:
-                raise EpisodeFailed(f"rank {rank}: {part}") from (failures[0] if failures else None)
-        for part in parts:
-            if isinstance(part, Exception):
-                raise part
-        groups = interleave([part for part in parts if not isinstance(part, Exception)])
+        groups = interleave(world.on_all_ranks(share, (EpisodeFailed, Stopped)))
         groups[world.rank :: world.size] = local
         return groups
 
