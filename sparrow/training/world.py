@@ -85,14 +85,12 @@ class World:
         parts = self.all_gather((result, problem if type(problem) in shared else reason))
         if problem is not None and type(problem) not in shared:
             raise problem
-        failed = [(rank, problem) for rank, (_, problem) in enumerate(parts) if problem is not None]
-        for rank, other in failed:
-            if isinstance(other, str):
-                raise ValueError(f"rank {rank} failed: {other}")
-        for kind in shared:
-            for rank, other in failed:
-                if isinstance(other, kind):
-                    raise kind(f"rank {rank}: {other}" if str(other) else "") from problem
+        for kind in (str, *shared):  # str: the reason of any other exception
+            for rank, (_, failure) in enumerate(parts):
+                if isinstance(failure, str) and kind is str:
+                    raise ValueError(f"rank {rank} failed: {failure}")
+                if isinstance(failure, kind):
+                    raise kind(f"rank {rank}: {failure}" if str(failure) else "") from problem
         return [result for result, _ in parts]  # type: ignore[misc]
 
     def on_first_rank(self, work: Callable[[], T], shared: Sequence[type[Exception]] = ()) -> T:
