@@ -255,7 +255,7 @@ def make_scorer(score: str, preload: list[str]) -> Callable[[list[Any]], dict[st
 def adapted(function: Callable[..., Any]) -> Score:
     """Return a reward function with verl's signature, whichever of the two it has."""
     if inspect.iscoroutinefunction(function):
-        raise ValueError(f"{SETTING}: expected a function, got the async function {function!r}")
+        raise ValueError(f"{SETTING}: expected {SIGNATURES}, got async {function.__name__}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a callable of C

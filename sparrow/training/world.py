@@ -85,7 +85,8 @@ class World:
         parts = self.all_gather((result, problem if type(problem) in shared else reason))
         if problem is not None and type(problem) not in shared:
             raise problem
-        for kind in (str, *shared):  # str: the reason of any other exception
+        kinds: list[type] = [str, *shared]  # str: the reason of any other exception
+        for kind in kinds:
             for rank, (_, failure) in enumerate(parts):
                 if isinstance(failure, str) and kind is str:
                     raise ValueError(f"rank {rank} failed: {failure}")
