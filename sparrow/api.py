@@ -16,6 +16,7 @@ imported when a verb is called, not before.
 """
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from itertools import count
@@ -36,6 +37,7 @@ from sparrow.schema.bench import (
 )
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.common import (
+    ChatConfig,
     DoctorConfig,
     FetchConfig,
     GenerateConfig,
@@ -83,6 +85,12 @@ PAGES = (".html", ".md")  # files that a report may overwrite
 
 def silent(text: str) -> None:
     """Report nothing."""
+
+
+def warn_caller(text: str) -> None:
+    """Issue a warning about the line that called a verb; nothing if the text is empty."""
+    if text:
+        warnings.warn(text, stacklevel=4)
 
 
 # From a model to a trained model.
@@ -294,6 +302,8 @@ def train(
         except Stopped as error:
             resume = "the same call resumes from its checkpoint"
             raise Stopped(f"stopped after {run.step} steps; {resume}") from error
+        finally:
+            warn_caller("; ".join(run.ledger.problems))
 
 
 @configured(TrainConfig)
@@ -311,28 +321,36 @@ def evaluate(
     loaded: "Decoder | None" = None,
     progress: Progress | None = None,
     report: Report = silent,
+    warn: Report = warn_caller,
 ) -> Evaluation:
     """Measure the accuracy of a model on rows with known answers.
 
     mean@k is the share of right answers, pass@k the share of rows with at least one right answer
-    among k, with 95 % intervals over rows. With a budget or schedule, attention is sparse.
+    among k, with 95 % intervals over rows. With a budget or schedule, attention is sparse. A run
+    directory is evaluated on the held-out rows of its run, unless a task, length or rows are given.
 
     For example:
 
       sparrow eval tiny
       sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
-      sparrow eval runs/train/tiny -t assignments -l 200 --checkpoint latest
+      sparrow eval runs/train/tiny --checkpoint latest
+
+    Exit codes: 0 evaluated, 2 invalid options, or no answer could be judged.
     """
     from sparrow.dataflow.evaluation import evaluate as measure
-    from sparrow.dataflow.evaluation import open_engine, open_parts
+    from sparrow.dataflow.evaluation import find_run, open_engine, open_parts, open_run_rows
     from sparrow.dataflow.language import load_language, speaks_puzzles
 
+    run = None if config.task or config.rows or config.length else find_run(config.model)
     with ExitStack() as judges:
-        parts, left_out = open_parts(config, judges)
+        if run is None:
+            parts, left_out = open_parts(config, judges)
+        else:
+            parts, left_out = open_run_rows(run, config, judges, report)
         _check_place(config, loaded)
         model = _trained(config, report) if loaded is None else loaded
         puzzles = speaks_puzzles(model)
-        if not (config.task or config.rows or puzzles):
+        if not (config.task or config.rows or run or puzzles):
             choose = "set --task, such as gym/leg_counting, or --rows"
             raise ValueError(
                 f"{config.model} does not know the vocabulary of the puzzles: {choose}"
@@ -344,12 +362,13 @@ def evaluate(
             max_tokens=engine.max_context,
             seed=config.seed,
         )
+        chat = config.chat if run is None or config.chat != ChatConfig() else run.chat
         total = config.samples * sum(len(part.examples) for part in parts)
         counted = count(1)
         evaluated = measure(
             engine,
             parts,
-            load_language(model, puzzles, chat=config.chat),
+            load_language(model, puzzles, chat=chat),
             params,
             model=config.model,
             schedule=schedule,
@@ -358,6 +377,8 @@ def evaluate(
         )
     if config.out is not None:
         _write_answers(config.out, evaluated.answers, report)
+    if problems := evaluated.evaluation.problems:
+        warn("; ".join(problems))
     return evaluated.evaluation
 
 

@@ -24,7 +24,7 @@ from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner, without_kernel
 from sparrow.engine.scheduler import Reuse, Scheduler, SchedulerPolicy
 from sparrow.engine.weights import Items, Stay, WeightStore
-from sparrow.models import Decoder, load_tokenizer
+from sparrow.models import Decoder
 from sparrow.models.lora import Adapter, AdapterBank
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
@@ -131,10 +131,8 @@ class Engine:
 
     @cached_property
     def language(self) -> Language:
-        """The tokenizer of the model's folder, for prompts that are text."""
-        if self.model.source is None:
-            raise TypeError("a prompt is text, but the model has no tokenizer: give token ids")
-        return Language(load_tokenizer(self.model.source), str(self.model.source))
+        """The language of the model, for prompts that are text."""
+        return Language.load(self.model)
 
     # Requests.
 
@@ -156,8 +154,7 @@ class Engine:
         """
         decode = None
         if isinstance(prompt, str):
-            decode = self.language.decode
-            prompt = self.language.encode(prompt, raw=True)
+            decode, prompt = self.language.decode, self.language.encode(prompt, raw=True)
         request = Request(
             id=next(self._ids),
             prompt=prompt.tolist() if hasattr(prompt, "tolist") else list(prompt),

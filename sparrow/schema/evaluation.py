@@ -1,5 +1,6 @@
 """The configuration of `sparrow eval`, and its result: accuracy by source and length."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
@@ -22,6 +23,8 @@ from sparrow.schema.types import (
 
 ROWS = 32  # of each task and length, where no number is given
 FILE_TOKENS = 4096  # of an answer to a row of a file
+LISTED = 5  # rows that were left out
+NOT_COLUMNS = ("passes", "reasons", "skipped", "fault")  # of a table of cells
 
 
 def _step_or_latest(value: int | str) -> int | str:
@@ -138,6 +141,8 @@ class EvaluationCell(Record):
     wrong: float | None = None  # share that ended in time and is not right
     reasons: tuple[Reason, ...]  # most frequent first
     skipped: tuple[str, ...]  # rows whose prompts do not fit, and why
+    failed: int = 0  # answers that could not be judged; they count as wrong
+    fault: str = ""  # why the first of them could not
 
     @property
     def name(self) -> str:
@@ -147,7 +152,7 @@ class EvaluationCell(Record):
     def row(self) -> dict[str, Any]:
         columns = super().row()
         columns |= {f"pass@{attempt.k}": attempt.estimate.value for attempt in self.passes}
-        return {key: v for key, v in columns.items() if key not in ("passes", "reasons", "skipped")}
+        return {key: value for key, value in columns.items() if key not in NOT_COLUMNS}
 
 
 class Evaluation(Table, Record):
@@ -168,3 +173,18 @@ class Evaluation(Table, Record):
     def summary(self) -> str:
         """The accuracy of every cell, in one line."""
         return ", ".join(f"{cell.name} {cell.mean.value:.2f}" for cell in self.cells)
+
+    @property
+    def problems(self) -> list[str]:
+        """Rows that were left out and judgements that failed, a line for each kind."""
+        left_out = [*self.left_out, *(problem for cell in self.cells for problem in cell.skipped)]
+        judged = sum(cell.rows * cell.samples for cell in self.cells)
+        fault = next((cell.fault for cell in self.cells if cell.failed), "")
+        return describe_problems(left_out, sum(cell.failed for cell in self.cells), judged, fault)
+
+
+def describe_problems(left_out: Sequence[str], failed: int, judged: int, fault: str) -> list[str]:
+    """Describe rows that were left out and verdicts that failed, with the first reasons."""
+    rows = f"{len(left_out)} rows are left out: {'; '.join(left_out[:LISTED])}"
+    verdicts = f"{failed} of {judged} verdicts failed and gave 0: {fault}"
+    return [*([rows] if left_out else []), *([verdicts] if failed else [])]

@@ -276,3 +276,33 @@ def test_rows_and_a_reward_of_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyP
     evaluation = api.evaluate(run, rows, reward=short, max_tokens=24, device="cpu")
     assert evaluation.cells[0].rows == 4
     assert run.model.name in evaluation.model
+
+    def short(text: str, answer: str) -> float:  # of the same name
+        return 1.0
+
+    more: Any = {"steps": 2, "out": tmp_path / "run", **settings}
+    with pytest.raises(ValueError, match=r"Changed:.* data\.reward here:short"):
+        api.train(model, rows, reward=short, **more)
+
+
+def test_failed_verdicts_and_unusable_rows_are_told_by_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a script too, which has no progress bar; where all fail it is an error."""
+    monkeypatch.setenv("SPARROW_HOME", str(tmp_path / "cache"))
+
+    def reward(text: str, answer: str) -> float:
+        return 1.0 / float(answer)
+
+    rows = [{"question": f"x{number}", "answer": str(number)} for number in range(3)]
+    rows.append({"question": "x3", "answer": ""})
+    model = model_folder(tmp_path / "model")
+    settings: dict[str, Any] = {"max_tokens": 4, "device": "cpu", "reward": reward}
+    run: dict[str, Any] = {"prompts": 3, "samples": 2, "steps": 1, "out": tmp_path / "run"}
+    for verb, more in ((api.evaluate, {}), (api.train, run)):
+        with pytest.warns(UserWarning, match="1 rows.*of.*ZeroDivisionError") as caught:
+            verb(model, rows, **settings, **more)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+    with pytest.raises(ValueError, match="ZeroDivisionError"):
+        api.evaluate(model, rows[:1], **settings)
