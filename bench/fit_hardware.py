@@ -21,7 +21,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ from sparrow.calibration.planning.hardware import (
     Hardware,
     StepModel,
     fixed_work,
-    with_idle_landmarks,
 )
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
@@ -171,7 +170,7 @@ def non_negative(matrix: FloatArray, target: FloatArray) -> FloatArray:
 
 def _work(point: Point, product_rows: int, narrow_pages: int) -> FloatArray:
     """The quantities of a step, in the order of CONSTANTS."""
-    reads = with_idle_landmarks(point.reads)
+    reads = replace(point.reads, idle_landmarks=True)
     rows, longest = len(point.lengths), int(point.lengths.max())
     fixed = fixed_work(reads, rows, longest, product_rows, narrow_pages)
     return np.concatenate([fixed, [part.sum() for part in reads.rows(point.lengths)]])

@@ -209,7 +209,7 @@ class Calibration:
         self.prompts = collector.prompts
         self.budgets, self.edges, self.targets = budgets, edges, targets
         self.spec = collector.model.spec
-        self.found = Findings()
+        self.findings = Findings()
         self._report = report or (lambda text: None)
 
     def run(self, flows: Sequence[tuple[Flow, Variant]]) -> Findings:
@@ -220,10 +220,10 @@ class Calibration:
         flow, variant = flows[0]
         if self.config.layer_groups:
             self._layers(flow, variant)
-        if self.config.by_layer and self.found.layers:
+        if self.config.by_layer and self.findings.layers:
             for suggested in self._suggested(variant):
                 self._variant(flow, suggested)
-        return self.found
+        return self.findings
 
     def check(self, flow: Flow, schedule: Schedule) -> Findings:
         """Measure a whole schedule on every prompt, and the dense floor."""
@@ -232,11 +232,11 @@ class Calibration:
         variant = make_variant(flow, flow.name, self.spec, **about)
         checked = make_arm(variant, flow, None, schedule=schedule)
         self.collector.collect({checked: len(self.prompts), DENSE: self._enough})
-        self.found.variants.append(variant)
+        self.findings.variants.append(variant)
         tokens = self.collector.tokens(checked, self.prompts)
         self._add(checked, tokens, self._cells(checked, tokens))
         self._floor()
-        return self.found
+        return self.findings
 
     # Rounds.
 
@@ -276,17 +276,17 @@ class Calibration:
                 f"{variant.name}: the plan depends on {len(more)} of {len(arms)} budgets still "
                 f"({', '.join(str(arm.budget) for arm in more)} tokens)"
             )
-        self.found.variants.append(variant)
+        self.findings.variants.append(variant)
         for arm in arms:
             self._add(arm, tokens[arm], cells_by_arm[arm])
-        self.found.undecided += map(str, questions)
+        self.findings.undecided += map(str, questions)
 
     def _floor(self) -> None:
         """Add the dense floor (what rounding alone costs) and the lengths of answers."""
         measured = list(self.collector.measured(DENSE, self.prompts[: self._enough]))
-        self.found.floor += self._cells(DENSE, Tokens.of(measured))
-        self.found.lengths += [len(sequence.ids) for sequence in measured]
-        self.found.prompt_tokens += [sequence.prompt_tokens for sequence in measured]
+        self.findings.floor += self._cells(DENSE, Tokens.of(measured))
+        self.findings.lengths += [len(sequence.ids) for sequence in measured]
+        self.findings.prompt_tokens += [sequence.prompt_tokens for sequence in measured]
 
     # Layers.
 
@@ -299,14 +299,14 @@ class Calibration:
         longest = max((len(sequence.ids) for sequence in whole), default=0)
         misses = [
             cell.budget
-            for cell in self.found.cells
+            for cell in self.findings.cells
             if cell.variant == variant.name and cell.budget and cell.p05 < self.targets[0]
         ]
         biting = [budget for budget in misses if longest > budget + 2]
         budget = max(biting, default=min(self.budgets))
         sequences = [prompt for prompt in whole if len(prompt.ids) > budget + 2][:LAYER_PROMPTS]
         if not sequences:
-            self.found.warnings.append(
+            self.findings.warnings.append(
                 f"no sequence is longer than the budget of {budget} tokens: layers were not "
                 "measured alone; use smaller budgets or longer sequences"
             )
@@ -319,15 +319,15 @@ class Calibration:
             alone = variant.replace(name=name, dense_layers=dense, shares=())
             arms[group] = make_arm(alone, flow, budget, given=True)
         self.collector.teacher_force({sequence: [*arms.values()] for sequence in sequences})
-        self.found.layers += [
+        self.findings.layers += [
             layer_loss(self.collector.tokens(sequence, sequences), variant.name, budget, group)
             for group, sequence in arms.items()
         ]
 
     def _suggested(self, variant: Variant) -> list[Variant]:
         """Budgets in proportion to what layers lose; and the group that loses most left dense."""
-        cells = [cell for cell in self.found.cells if cell.variant == variant.name]
-        losses = self.found.layers
+        cells = [cell for cell in self.findings.cells if cell.variant == variant.name]
+        losses = self.findings.layers
         worst = min(losses, key=lambda loss: loss.p05).layers
         dense = tuple(sorted({*variant.dense_layers, *worst}))
         shared = shares(losses, cells, self.spec.layers)
@@ -336,7 +336,7 @@ class Calibration:
         if len(dense) < self.spec.layers:
             name = f"{variant.name}, dense {','.join(map(str, dense))}"
             suggested.append(variant.replace(name=name, dense_layers=dense))
-        measured = {other.name for other in self.found.variants}
+        measured = {other.name for other in self.findings.variants}
         return [other for other in suggested if other.name not in measured]
 
     def _budgets(self, variant: Variant) -> list[int]:
@@ -348,8 +348,8 @@ class Calibration:
     # Results.
 
     def _add(self, arm: Arm, tokens: Tokens, measured: Sequence[Cell]) -> None:
-        self.found.cells += measured
-        self.found.positions += self._cells(arm, tokens, "position")
+        self.findings.cells += measured
+        self.findings.positions += self._cells(arm, tokens, "position")
 
     def _cells(self, arm: Arm, tokens: Tokens, by: By = "length") -> list[Cell]:
         top_k = min(TOP_K, self.spec.vocabulary)

@@ -152,11 +152,12 @@ class Trajectories:
         self.file = self._store.file
         keys, about = [*self._store], json.loads(json.dumps(about))
         held = (self._store.get(ABOUT) or {}) if keys else self._store.put(ABOUT, about)
-        differ = [name for name in held | about if held.get(name) != about.get(name)]
-        if differ:
-            changes = "; ".join(
-                f"{name}: {held.get(name)}, now {about.get(name)}" for name in differ
-            )
+        changes = "; ".join(
+            f"{name}: {held.get(name)}, now {about.get(name)}"
+            for name in held | about
+            if held.get(name) != about.get(name)
+        )
+        if changes:
             raise ValueError(
                 f"{self.file} holds other measurements ({changes}): give another folder"
             )

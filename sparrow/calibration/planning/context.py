@@ -55,9 +55,10 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.lengths) <= MOST_SEQUENCES:
-            actual = f"got {len(self.lengths)} sequences"
-            allowed = f"1 to {MOST_SEQUENCES}; --prompts draws so many of them"
-            raise ValueError(f"workload {self.name}: expected {allowed}; {actual}")
+            raise ValueError(
+                f"workload {self.name}: expected 1 to {MOST_SEQUENCES} sequences (--prompts draws "
+                f"some), got {len(self.lengths)}"
+            )
         if not 2 <= self.lengths.min() <= self.lengths.max() <= LONGEST:
             actual = f"{self.lengths.min()} to {self.lengths.max()} tokens"
             raise ValueError(f"workload {self.name}: expected 2 to {LONGEST}, got {actual}")
@@ -68,12 +69,9 @@ class Workload:
         return min(self.prompt, int(self.lengths.min()) - 1)
 
     def describe(self) -> str:
-        mean, longest = self.lengths.mean(), self.lengths.max()
         batch = "" if self.most is None else f", at most {self.most} at once"
-        return (
-            f"{self.name}: {len(self.lengths)} sequences, mean {mean:.0f}, longest {longest} "
-            f"tokens{batch}"
-        )
+        lengths = f"mean {self.lengths.mean():.0f}, longest {self.lengths.max()} tokens"
+        return f"{self.name}: {len(self.lengths)} sequences, {lengths}{batch}"
 
 
 def workload(surface: Surface, config: PlanConfig) -> Workload:
@@ -168,8 +166,8 @@ class PlanningContext:
 
     def capacity(self, variant: Variant) -> int:
         """Tokens that fit into memory; it holds the variant's landmarks too."""
-        reads, hardware = self.reads(variant, None), self.hardware
-        return reads.capacity(memory=hardware.memory, reserve=hardware.reserve)
+        memory, reserve = self.hardware.memory, self.hardware.reserve
+        return self.reads(variant, None).capacity(memory=memory, reserve=reserve)
 
     def trace(self, variant: Variant) -> Trace:
         """Return which requests run in which step."""
@@ -231,7 +229,7 @@ def prices(
         return np.bincount(place, figures, bins).astype(np.float64)
 
     def kv_bytes(reads: ByteModel) -> FloatArray:
-        return by_bin(np.concatenate([[0], reads.rows(lengths[1:]).kv]) * visits)
+        return by_bin(np.concatenate([[0], reads.rows(lengths[1:])[:2].sum(axis=0)]) * visits)
 
     return Prices(
         seconds=np.array([by_bin(m.per_row(longest) * visits) for m in models]).T,

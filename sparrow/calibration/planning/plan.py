@@ -43,6 +43,7 @@ from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant
 
 PLAN, SCHEDULE = "plan.json", "schedule.json"
 ASIDE = 0.02  # how far from the target the plan is looked at again
+MEASURED = ("p05", "low", "high", "mean", "prompts")  # of a cell, kept in the bin of a plan
 
 
 class Unreachable(ValueError):
@@ -223,13 +224,12 @@ def _option(
     bins = []
     for i, ((start, stop), place) in enumerate(zip(pairwise(edges), places, strict=True)):
         cell = cells.get((start, budgets[place]))
-        names = ("p05", "low", "high", "mean", "prompts")
         bins.append(
             PlanBin(
                 start=start,
                 stop=stop,
                 budget=_budget(budgets[place]),
-                **{name: None if cell is None else getattr(cell, name) for name in names},
+                **{name: None if cell is None else getattr(cell, name) for name in MEASURED},
                 kept_share=costs.kv[i, place] / max(costs.dense_kv[i], 1),
                 seconds=costs.seconds[i, place] + costs.fixed[i],
                 dense_seconds=costs.dense_seconds[i],
@@ -292,8 +292,8 @@ def _unreachable(
 ) -> Unreachable:
     nearest, best = highest(reached), reached.max(axis=1)
     worst = int(best.argmin())
-    what = "the lower end of the interval of p05" if config.by == "low" else "p05"
-    what = f"{what} at {config.target}"
+    bound = "the lower end of the interval of p05" if config.by == "low" else "p05"
+    what = f"{bound} at {config.target}"
     place = f"lengths {edges[worst]} to {edges[worst + 1]} (best there: {best[worst]:.3f})"
     why = f"no measured budget keeps {what} for {place}"
     if best[worst] >= config.target:
@@ -314,13 +314,12 @@ def _unreachable(
 def notes(context: PlanningContext, option: PlanOption) -> tuple[str, ...]:
     """Return notes on what was not measured or is uncertain, and where sparsity does not pay."""
     surface, hardware, texts = context.surface, context.hardware, []
-    cells = [cell for cell in surface.cells if cell.variant == option.variant.name]
-    starts = {cell.start for cell in believed(cells)}
-    empty = [f"{bin.start} on" for bin in option.bins if bin.start not in starts]
+    name, cells = option.variant.name, believed(surface.cells)
+    starts = {cell.start for cell in cells if cell.variant == name}
+    empty = ", ".join(f"{bin.start} on" for bin in option.bins if bin.start not in starts)
     if empty:
-        places = ", ".join(empty)
         texts.append(
-            f"nothing was measured at lengths {places}: those bins keep what the next one needs"
+            f"nothing was measured at lengths {empty}: those bins keep what the next one needs"
         )
     longest, last = int(context.workload.lengths.max()), option.bins[-1].stop
     if last is not None and longest > last:
@@ -328,14 +327,13 @@ def notes(context: PlanningContext, option: PlanOption) -> tuple[str, ...]:
             f"lengths over {last} were not measured on {FEW} prompts: the schedule is dense there, "
             f"and the cost of lengths up to {longest} is counted as at the last budget"
         )
-    few = [
+    few = ", ".join(
         f"{bin.start} to {bin.stop} ({bin.prompts})"
         for bin in option.bins
         if bin.prompts is not None and bin.prompts < LEAST_PROMPTS
-    ]
+    )
     if few:
-        places = ", ".join(few)
-        texts.append(f"fewer than {LEAST_PROMPTS} prompts, so too narrow intervals, at {places}")
+        texts.append(f"fewer than {LEAST_PROMPTS} prompts, so too narrow intervals, at {few}")
     if surface.undecided:
         texts.append(f"measuring ended with {len(surface.undecided)} cells in doubt")
     if not any(abs(option.target - target) < 1e-9 for target in surface.targets):
@@ -395,17 +393,16 @@ def _compared(context: PlanningContext, best: PlanOption, other: Schedule) -> Co
     """Another schedule on the same rollout, and what the surface says of its budgets."""
     plan = best.schedule
     fields = {"flow": "flow", "page": "page", "dense_layers": "dense layers"}
-    differs = [
-        f"{what} {getattr(other, field)!r} (the plan: {getattr(plan, field)!r})"
-        for field, what in (fields | {"family": "model family"}).items()
-        if getattr(other, field) != getattr(plan, field)
-    ]
     return Compared(
         name=other.name,
         starts=tuple(other.lengths.tolist()),
         budgets=tuple(_budget(budget) for budget in other.budgets.tolist()),
         speed_up=best.dense_seconds / context.rollout(best.variant, other),
-        differs=tuple(differs),
+        differs=tuple(
+            f"{what} {getattr(other, field)!r} (the plan: {getattr(plan, field)!r})"
+            for field, what in (fields | {"family": "model family"}).items()
+            if getattr(other, field) != getattr(plan, field)
+        ),
         bins=tuple(_nearest_measured(context.surface, other, bin.start) for bin in best.bins),
     )
 
@@ -446,10 +443,8 @@ def _checked(context: PlanningContext, best: PlanOption, check: Surface) -> tupl
             f"the check is of {check.model}, {', '.join(schedules)}; the plan of "
             f"{surface.model}, {best.schedule.name}: give the check.json of its schedule"
         )
-    fields = CheckedBin.model_fields
-    return tuple(
-        CheckedBin(**{name: getattr(cell, name) for name in fields}) for cell in check.cells
-    )
+    fields = {*CheckedBin.model_fields}
+    return tuple(CheckedBin(**cell.model_dump(include=fields)) for cell in check.cells)
 
 
 def _eflops_printed(context: PlanningContext, schedule: Schedule) -> float:

@@ -103,7 +103,7 @@ def test_budgets_by_layer_that_round_to_even_ones_are_not_measured_again(
         even = make_variant(block_mean, "block_mean", model.spec)
         loss = {"variant": even.name, "budget": 48, "layers": (2, 3), "p05": 0.5, "low": 0.4}
         loss |= {"high": 0.6, "mean": 0.9, "tokens": 9, "prompts": 3}
-        made.found.layers.append(LayerLoss(**loss))
+        made.findings.layers.append(LayerLoss(**loss))
         suggested = [variant.name for variant in made._suggested(even)]
         assert suggested == [*names, "block-mean, dense 2,3"]
 

@@ -39,7 +39,7 @@ TIMES = EngineTimes(layer_us=5, score_us=3, choice_us=2, **SIZES, **RATES)
 
 
 def machine(engine: EngineTimes | None = TIMES) -> Hardware:
-    plain = Hardware.plain("mine", bytes_per_s=1e9, flops_per_s=1e11, memory=10**7, reserve=1000)
+    plain = Hardware(name="mine", bytes_per_s=1e9, flops_per_s=1e11, memory=10**7, reserve=1000)
     return plain.replace(engine=engine)
 
 

@@ -106,7 +106,7 @@ def test_the_least_budget_of_every_bin_that_surely_reaches_the_target() -> None:
     assert best(context(surface(figures))).budgets == (256, 256, 256)
 
 
-PLAIN = Hardware.plain("plain", bytes_per_s=1e11, memory=10**11, flops_per_s=1e12)
+PLAIN = Hardware(name="plain", bytes_per_s=1e11, memory=10**11, flops_per_s=1e12)
 
 
 def test_no_other_schedule_that_keeps_the_target_is_faster() -> None:
