@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -52,14 +52,7 @@ CHILD = (
     "from sparrow.benchmarks.doctor import run_stages; run_stages(json.loads(sys.argv[2]))"
 )
 REPORT = "install into a fresh environment; if that fails, report it with sparrow doctor --json"
-BREAKS = {
-    "torch": "torch cannot be imported",
-    "gpus": "torch cannot use the GPUs",
-    "models": "sparrow cannot be imported",
-    "fits": "the memory of models cannot be computed",
-    "self_test": "the self-test crashed",
-    "kernels": "the kernel test crashed",
-}
+
 LEAST_CAPABILITY = (8, 0)  # of our kernels: the first with bf16
 LENGTH = 8192  # tokens of the sequence that has to fit beside a model
 FILES = ("config.json", "tokenizer.json")
@@ -127,7 +120,7 @@ def _problems(examined: Examination) -> Iterator[Advice]:
     if broken is not None and not _only_gpus_broke(examined):
         again = f"{beside('pip')} install --force-reinstall torch"
         how = again if broken.stage == "torch" else REPORT
-        yield Advice(what=f"{BREAKS[broken.stage]}: {broken.why}", how=how)
+        yield Advice(what=f"{STAGES[broken.stage].failure}: {broken.why}", how=how)
     for model in examined.models.shipped if examined.models else ():
         if not model.whole:
             what = f"the shipped model {model.name} is incomplete: {model.folder}"
@@ -150,7 +143,8 @@ def _missing(examined: Examination) -> Iterator[Advice]:
             how = "install torch for CUDA, see https://pytorch.org"
         yield Advice(what=what, how=how)
     if examined.broken is not None and _only_gpus_broke(examined):
-        yield Advice(what=f"{BREAKS['kernels']} on a GPU: {examined.broken.why}", how=REPORT)
+        what = f"{STAGES['kernels'].failure} on a GPU: {examined.broken.why}"
+        yield Advice(what=what, how=REPORT)
     for gpu in gpus:
         if not gpu.kernels:
             least = ".".join(map(str, LEAST_CAPABILITY))
@@ -174,12 +168,10 @@ def _packages(examined: Examination, *, core: bool) -> Iterator[Advice]:
     """Missing and old packages; triton counts where there is a GPU."""
     for package in examined.packages:
         counts = package.name != "triton" or examined.gpus
-        if (package.extra is None) != core or package.state == "ok" or not counts:
-            continue
-        state = f"{package.name} {package.version} is older than {package.minimum}"
-        if package.state == "missing":
-            state = f"{package.name} is not installed"
-        yield Advice(what=f"{package.purpose}: {state}", how=package.install)
+        if (package.extra is None) == core and package.state != "ok" and counts:
+            old = f"{package.version} is older than {package.minimum}"
+            state = "is not installed" if package.state == "missing" else old
+            yield Advice(what=f"{package.purpose}: {package.name} {state}", how=package.install)
 
 
 def _wrong_kernels(examined: Examination, *, on_cpu: bool) -> Iterator[Advice]:
@@ -198,11 +190,8 @@ def _only_gpus_broke(examined: Examination) -> bool:
 def _good_gpus(examined: Examination, check: bool) -> list[str]:
     """GPUs whose kernels passed their test; without a test, GPUs that have kernels."""
     able = [f"cuda:{gpu.index}" for gpu in examined.gpus or () if gpu.kernels]
-    right = [
-        kernel.device
-        for kernel in examined.kernels or ()
-        if kernel.passed and kernel.version != "definition"
-    ]
+    passed = [test for test in examined.kernels or () if test.passed]
+    right = [test.device for test in passed if test.version != "definition"]
     return [device for device in able if device in right or not check]
 
 
@@ -291,7 +280,7 @@ def driver(proc: Path = PROC) -> str | None:
 def run_stages(stages: list[str]) -> None:
     """Run stages in their order, and print a JSON line at the end of each (in the child)."""
     for stage in stages:
-        message = {"stage": stage, "result": to_jsonable_python(STAGES[stage]())}
+        message = {"stage": stage, "result": to_jsonable_python(STAGES[stage].examine())}
         print(json.dumps(message), flush=True)
 
 
@@ -410,11 +399,8 @@ def self_test() -> SelfTest:
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, seed=1)
     (dense,) = engine.generate([prompt], params)
     (sparse,) = engine.generate([prompt], params, schedule=Schedule.fixed(BUDGET, dense_layers=()))
-    equal = all(
-        getattr(dense, name).tobytes() == getattr(sparse, name).tobytes()
-        for name in ("token_ids", "logprobs")
-    )
-    passed = equal and len(dense.token_ids) == TOKENS
+    arrays = [(answer.token_ids.tobytes(), answer.logprobs.tobytes()) for answer in (dense, sparse)]
+    passed = arrays[0] == arrays[1] and len(dense.token_ids) == TOKENS
     return SelfTest(passed=passed, tokens=TOKENS, seconds=time.perf_counter() - start)
 
 
@@ -445,11 +431,18 @@ def attention(dtype: str, device: str) -> KernelTest:
     return KernelTest(device=device, version=version, error=error, passed=error <= ALLOWED[dtype])
 
 
-STAGES: Mapping[str, Callable[[], Any]] = {
-    "torch": torch_build,
-    "gpus": gpus,
-    "models": models,
-    "fits": fits,
-    "self_test": self_test,
-    "kernels": kernels,
+class Stage(NamedTuple):
+    """A stage of the child, and what is wrong where it fails."""
+
+    examine: Callable[[], Any]
+    failure: str
+
+
+STAGES = {
+    "torch": Stage(torch_build, "torch cannot be imported"),
+    "gpus": Stage(gpus, "torch cannot use the GPUs"),
+    "models": Stage(models, "sparrow cannot be imported"),
+    "fits": Stage(fits, "the memory of models cannot be computed"),
+    "self_test": Stage(self_test, "the self-test crashed"),
+    "kernels": Stage(kernels, "the kernel test crashed"),
 }

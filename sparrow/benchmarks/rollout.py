@@ -171,9 +171,16 @@ def _warm_tokens(model: Decoder, new_tokens: int) -> int:
 
 def _run_transformers(model: Decoder, work: RolloutWorkload) -> RolloutRow:
     """Run `generate` of transformers on the same weights."""
+    from transformers import AutoModelForCausalLM
+
     timing.free_memory(model.device)
+    how: Any = {"dtype": model.dtype, "attn_implementation": "sdpa", "use_safetensors": True}
     with tempfile.TemporaryDirectory(prefix="sparrow-bench-") as scratch:
-        peer = _load_peer(models.save(model, Path(scratch) / "model"), model)
+        folder = models.save(model, Path(scratch) / "model")
+        peer = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **how
+        )
+    peer = peer.to(model.device).eval()
     prompts = _prompts(work, model.spec.vocabulary, seed=0)
     return _attempt(partial(_generate, peer, prompts), work.peer_tokens, work.rollouts, model)
 
@@ -182,8 +189,7 @@ def _attempt(
     generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder
 ) -> RolloutRow:
     """A row for transformers; a failure is a row with its reason."""
-    expected, generated, seconds = rollouts * tokens, 0, None
-    failed = None
+    expected, generated, seconds, failed = rollouts * tokens, 0, None, None
     try:
         generate(_warm_tokens(model, tokens))
         generated, seconds = timing.timed(lambda: generate(tokens), model.device)
@@ -199,20 +205,6 @@ def _attempt(
         tokens_per_s=generated / seconds if seconds and not failed else None,
         failed=failed,
     )
-
-
-def _load_peer(folder: Path, model: Decoder) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    peer = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=model.dtype,
-        attn_implementation="sdpa",
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-    )
-    return peer.to(model.device).eval()
 
 
 def _generate(peer: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:

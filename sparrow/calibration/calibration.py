@@ -50,6 +50,7 @@ SPREAD = 1_000_003  # between the seeds of neighbouring calibrations: prompts ar
 Mode = Literal["generated", "forced"]
 
 
+@dataclass(frozen=True, slots=True)
 class Collector:
     """Measures arms of one model on numbered prompts, and keeps the results in a store.
 
@@ -57,37 +58,36 @@ class Collector:
     also after an interruption. Seeds are the same for every arm.
     """
 
-    def __init__(
-        self,
-        model: Decoder,
-        prompts: Sequence[Prompt],
-        mode: Mode,
-        config: CalibrateConfig,
-        store: Trajectories,
-        progress: Progress | None = None,
-    ) -> None:
-        if not prompts:
+    model: Decoder
+    prompts: Sequence[Prompt]
+    mode: Mode
+    config: CalibrateConfig
+    store: Trajectories
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
             raise ValueError("expected at least one prompt")
-        self.model, self.prompts, self.mode = model, prompts, mode
-        self.config, self.store = config, store
-        if mode == "generated":
-            for prompt in prompts:  # prompts that do not fit are refused before measuring
-                self._params(prompt)
-        self._progress = progress or (lambda done, total, what: None)
+        for prompt in self.prompts if self.mode == "generated" else ():
+            self._params(prompt)  # prompts that do not fit are refused before measuring
+
+    def _progress(self, done: int, total: int, what: str) -> None:
+        if self.progress is not None:
+            self.progress(done, total, what)
 
     def collect(self, prompts_by_arm: Mapping[Arm, int]) -> None:
         """Measure each arm on its first prompts; arms of one rule, and dense."""
-        places = {
+        arms_by_prompt = {
             prompt: [arm for arm, count in prompts_by_arm.items() if number < count]
             for number, prompt in enumerate(self.prompts)
         }
         if self.mode == "forced":
-            self.teacher_force(places)
+            self.teacher_force(arms_by_prompt)
             return
         jobs = [  # prompt by prompt, so that arms advance together
             RolloutJob(arm, prompt, self._params(prompt))
-            for prompt, lacking in self._missing(places, self.config.samples).items()
-            for arm in lacking
+            for prompt, missing in self._missing(arms_by_prompt, self.config.samples).items()
+            for arm in missing
         ]
         arms = list(prompts_by_arm)
         for first in range(0, len(arms), MOST_ARMS):
@@ -95,17 +95,15 @@ class Collector:
             self._roll_out([job for job in jobs if job.arm in together])
 
     def _missing(
-        self, places: Mapping[Prompt, Sequence[Arm]], samples: int
+        self, arms_by_prompt: Mapping[Prompt, Sequence[Arm]], samples: int
     ) -> dict[Prompt, list[Arm]]:
         """Return the arms of each prompt that have a sample missing in the store."""
-        requested = {arm for arms in places.values() for arm in arms}
-        done, numbers = {arm: self.store.done(arm.key) for arm in requested}, range(samples)
-        return {
-            prompt: [
-                arm for arm in arms if any((prompt.number, n) not in done[arm] for n in numbers)
-            ]
-            for prompt, arms in places.items()
-        }
+        requested = {arm for arms in arms_by_prompt.values() for arm in arms}
+        done, missing = {arm: self.store.done(arm.key) for arm in requested}, {}
+        for prompt, arms in arms_by_prompt.items():
+            samples_needed = {(prompt.number, sample) for sample in range(samples)}
+            missing[prompt] = [arm for arm in arms if not samples_needed <= done[arm]]
+        return missing
 
     def _roll_out(self, jobs: Sequence[RolloutJob]) -> None:
         if not jobs:
@@ -138,13 +136,11 @@ class Collector:
             seed=self.config.seed * SPREAD + prompt.number,
         )
 
-    def teacher_force(self, places: Mapping[Prompt, Sequence[Arm]]) -> None:
+    def teacher_force(self, arms_by_prompt: Mapping[Prompt, Sequence[Arm]]) -> None:
         """Measure arms on given sequences, teacher-forced."""
-        missing = self._missing(places, 1)
-        total, count = sum(len(arms) for arms in missing.values()), 0
+        missing = {p: arms for p, arms in self._missing(arms_by_prompt, 1).items() if arms}
+        total, count = sum(map(len, missing.values())), 0
         for prompt, arms in missing.items():
-            if not arms:
-                continue
             self._progress(count, total, f"reading: {prompt.name}, dense")
             for arm, measured in teacher_force(self.model, prompt, arms, self.config.temperature):
                 count += 1

@@ -100,12 +100,7 @@ def surface_section(runs: Sequence[RunFolder]) -> Section | None:
     """p05 by length, a line per budget; a chart for every run that was calibrated."""
     charts = [_surface(run, run.surface, len(runs) > 1) for run in runs if run.surface]
     charts = [chart for chart in charts if chart.lines]
-    say = (
-        "Each line keeps a fixed number of earlier tokens. The longer the text, the smaller is "
-        "that share, and the lower is the acceptance of the worst tokens."
-    )
-    title = "How far is the sparse actor from the dense policy?"
-    return Section(key="surface", title=title, say=say, items=charts) if charts else None
+    return Section.named("surface", charts) if charts else None
 
 
 def _surface(run: RunFolder, surface: Surface, several: bool) -> Chart:
@@ -139,15 +134,10 @@ def schedule_section(runs: Sequence[RunFolder]) -> Section | None:
         check = run.check.cells if run.check else ()
         items.append(plan_table(plan, check, key=f"plan-{run.number}", title=title))
     for run, plan in planned:
-        title = "Notes" + f": {run.name}" * several
-        notes = [Remarks(key=f"notes-{run.number}", title=title, lines=plan.notes)]
-        items += notes if plan.notes else []
-    say = (
-        "A schedule says how many tokens a sparse layer keeps at every length. The planner takes, "
-        "for every length, the cheapest budget whose p05 of acceptance stays above the target; "
-        "budgets grow with the length, because longer texts need more."
-    )
-    return Section(key="schedule", title="The schedule", say=say, items=items)
+        if plan.notes:
+            title = "Notes" + f": {run.name}" * several
+            items.append(Remarks(key=f"notes-{run.number}", title=title, lines=plan.notes))
+    return Section.named("schedule", items)
 
 
 def _kept_chart(scheduled: Sequence[tuple[RunFolder, Schedule]]) -> Chart:
@@ -298,11 +288,12 @@ def estimator_figure(surface: Surface, cells: Sequence[Cell], key: str) -> Secti
     estimates, errors = [cells_line(cells, "exact p05", "dense")], []
     for name, field, role in names:
         values = [(cell, getattr(estimate, field)) for cell, estimate in pairs]
-        points = [(bin_centre(cell), value) for cell, value in values if value is not None]
-        wrong = [(bin_centre(cell), v - cell.p05) for cell, v in values if v is not None]
-        if points:
-            estimates.append(Line(name=name, points=points, role=role, shape="dots"))
-            errors.append(Line(name=name, points=wrong, role=role, shape="dots"))
+        known = [(bin_centre(cell), value, cell.p05) for cell, value in values if value is not None]
+        for lines, points in (
+            (estimates, [(x, value) for x, value, _ in known]),
+            (errors, [(x, value - p05) for x, value, p05 in known]),
+        ):
+            lines += [Line(name=name, points=points, role=role, shape="dots")] if known else []
     gap = max(estimate.upper_p05 - estimate.lower_p05 for _, estimate in pairs)
     title = f"Bounds from the top {top_k} log-probs leave p05 open by up to {gap:.2f}"
     kept = "a schedule" if cells[0].budget is None else f"{cells[0].budget} kept tokens"
@@ -311,13 +302,11 @@ def estimator_figure(surface: Surface, cells: Sequence[Cell], key: str) -> Secti
         f"not its quantiles. {_about(surface)}"
     )
     levels, y = target_levels(surface.targets), Axis(name="estimate less exact p05", form=".2f")
-    panels = [
-        Chart(
-            key=f"{key}-p05", title="p05", x=LENGTH, y=ACCEPTANCE, lines=estimates, levels=levels
-        ),
-        Chart(key=f"{key}-errors", title="Errors of the estimates", x=LENGTH, y=y, lines=errors),
-    ]
-    return Section(key=key, title=title, say=say, items=panels)
+    exact = Chart(
+        key=f"{key}-p05", title="p05", x=LENGTH, y=ACCEPTANCE, lines=estimates, levels=levels
+    )
+    off = Chart(key=f"{key}-errors", title="Errors of the estimates", x=LENGTH, y=y, lines=errors)
+    return Section(key=key, title=title, say=say, items=[exact, off])
 
 
 # The figure of a plan.

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from sparrow.reporting.calibration import format_p05, schedule_section, surface_section
-from sparrow.reporting.page import NOT_MEASURED, Number, Page, Section, Table
+from sparrow.reporting.page import NOT_MEASURED, TEXTS, Number, Page, Section, Table
 from sparrow.reporting.training import (
     CUT_OFF,
     DENSITY,
@@ -29,17 +29,6 @@ FEW = 3  # names that fit into a title
 ENDS = 5  # first and last steps that are averaged
 HELD_OUT = ("data.task", "data.length", "data.rows", "data.reward", "rollout.max_tokens")
 PLACES = ("run.out", "run.name")  # settings of the place of a run
-LEAD = (
-    "Sparse attention makes long rollouts faster, but the sparse actor that samples tokens is not "
-    "the dense policy that learns from them. Sparrow measures how far apart the two are, token by "
-    "token: acceptance is 1 where their distributions are equal, and p05 is the value that 95 % of "
-    "the tokens reach. It keeps p05 above a target and guards it while training."
-)
-DIFFERENCES = (
-    " Differences of accuracy combine the intervals of both runs as if their rows were independent "
-    "(root of the sum of squares); on equal rows the true interval is usually narrower. Intervals "
-    "are over the rows of one run: another seed may differ by more."
-)
 
 
 def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Page:
@@ -62,7 +51,7 @@ def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Pag
     default = " · ".join(names) if len(names) <= FEW else f"{len(names)} runs compared"
     return Page(
         title=title or default,
-        lead=LEAD,
+        lead=TEXTS["lead"],
         numbers=[] if several else numbers(runs[0]),
         sections=[section for section in sections if section is not None],
         foot=provenance(runs),
@@ -75,14 +64,10 @@ def numbers(run: RunFolder) -> list[Number]:
     held_out, worst = run.held_out(), worst_bins(run)
     if len(held_out) > 1 and held_out[0].step == 0:
         first, last = held_out[0], held_out[-1]
-        after = f"before and after {last.step} steps; then with a 95 % interval of "
-        figures.append(
-            Number(
-                value=f"{first.value:.0%} → {last.value:.0%}",
-                name="accuracy on held-out rows",
-                say=f"{after}{last.low:.0%} to {last.high:.0%}",
-            )
-        )
+        value, name = f"{first.value:.0%} → {last.value:.0%}", "accuracy on held-out rows"
+        interval = f"a 95 % interval of {last.low:.0%} to {last.high:.0%}"
+        say = f"before and after {last.step} steps; then with {interval}"
+        figures.append(Number(value=value, name=name, say=say))
     if worst:
         p05, low, high, _ = worst[-1]
         interval = "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
@@ -140,16 +125,14 @@ def final_section(runs: Sequence[RunFolder]) -> Section | None:
     if several:
         name = f"after, against {runs[0].name}"
         figures.insert(4, (name, lambda run: _difference_text(run, runs[0])))
+    say = TEXTS["final"]["table"].format(ends=ENDS, twice=2 * ENDS)
     table = Table(
         key="final-table",
         columns=["", *(run.name for run in runs)],
         rows=[[name, *(figure(run) for run in runs)] for name, figure in figures],
-        say=f"Rewards are means of the first and the last {ENDS} steps (fewer in a run of under "
-        f"{2 * ENDS})." + DIFFERENCES * several,
+        say=say + TEXTS["final"]["differences"] * several,
     )
-    say = "Brackets are 95 % intervals."
-    items = [table, _differences(runs)] if several else [table]
-    return Section(key="final", title="In numbers", say=say, items=items)
+    return Section.named("final", [table, _differences(runs)] if several else [table])
 
 
 def _accuracies(run: RunFolder) -> tuple[str, str]:

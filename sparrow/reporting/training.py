@@ -2,13 +2,14 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
 from sparrow.reporting.calibration import ACCEPTANCE, run_role
 from sparrow.reporting.page import (
     NOT_MEASURED,
+    TEXTS,
     Axis,
     Bar,
     BarGroup,
@@ -57,11 +58,7 @@ def learning_section(runs: Sequence[RunFolder]) -> Section | None:
         return None
     items: list[Item] = [_reward_chart(runs), *_held_out_charts(runs)]
     items += [_time_table(runs)] if any(run.values(STEP_SECONDS) for run in runs) else []
-    say = (
-        "Answers are sampled by the actor and judged; the dense policy learns from them. If that "
-        "works, the reward rises, and so does accuracy on held-out rows."
-    )
-    return Section(key="learning", title="Does it learn?", say=say, items=items)
+    return Section.named("learning", items)
 
 
 def _reward_chart(runs: Sequence[RunFolder]) -> Chart:
@@ -73,7 +70,8 @@ def _reward_chart(runs: Sequence[RunFolder]) -> Chart:
 
 
 def _share_chart(key: str, name: str, lines: Sequence[Line], say: str) -> Chart:
-    """Lines by step; from 0 to 1 where all of them are shares."""
+    """Lines by step, those with points; from 0 to 1 where all of them are shares."""
+    lines = [line for line in lines if line.points]
     shares = all(0 <= value <= 1 for line in lines for _, value in line.points)
     y = Axis(name=name, low=0 if shares else None, high=1 if shares else None, form=".2f")
     title = f"{name[:1].upper()}{name[1:]} by step"
@@ -97,16 +95,12 @@ def _held_out_charts(runs: Sequence[RunFolder]) -> list[Chart]:
     charts = []
     for outcome, (name, say, *_) in OUTCOMES.items():
         lines = [_outcome_line(run, outcome, run.name, run_role(run)) for run in runs]
-        charts.append(_share_chart(outcome.replace("right", "accuracy"), name, _drawn(lines), say))
+        charts.append(_share_chart(outcome.replace("right", "accuracy"), name, lines, say))
     if len(runs) == 1:
         lines = [_outcome_line(runs[0], key, *text[2:]) for key, text in OUTCOMES.items()]
         say = " ".join(text[1] for text in OUTCOMES.values())
-        charts = [_share_chart("accuracy", "share of held-out answers", _drawn(lines), say)]
+        charts = [_share_chart("accuracy", "share of held-out answers", lines, say)]
     return [chart for chart in charts if chart.lines]
-
-
-def _drawn(lines: Sequence[Line]) -> list[Line]:
-    return [line for line in lines if line.points]
 
 
 def _outcome_line(run: RunFolder, outcome: str, name: str, role: str) -> Line:
@@ -185,13 +179,7 @@ def tail_section(runs: Sequence[RunFolder]) -> Section | None:
         items.append(_bins_chart(run, len(runs) > 1))
         items.append(Remarks(key=f"gate-{run.number}", title=title, lines=lines))
     items += [_worst_chart(watched)] if sum(bool(worst_bins(run)) for run in watched) > 1 else []
-    say = (
-        "At every step the dense policy scores a few answers again, token by token. The gate acts "
-        "where p05 is below the target with confidence, or several times in a row: the actor then "
-        "reads more at that length, in the end everything; a single dip may be chance. In a dense "
-        "run the lines show the effect of rounding alone."
-    )
-    return Section(key="tail", title="Does p05 stay above the target?", say=say, items=items)
+    return Section.named("tail", items)
 
 
 def _bins_chart(run: RunFolder, several: bool) -> Chart:
@@ -219,14 +207,15 @@ def _tail_chart(
 
 
 def _worst_chart(runs: Sequence[RunFolder]) -> Chart:
-    lines = _run_lines(runs, lambda run: [(w.step + 1.0, w.p05) for w in worst_bins(run)])
+    lines = _run_lines(runs, [[(w.step + 1.0, w.p05) for w in worst_bins(run)] for run in runs])
     say = "The lowest of all bins of lengths with enough tokens to be measured."
     return _tail_chart("tail-worst", "p05 of the worst length", lines, runs, say)
 
 
-def _run_lines(runs: Sequence[RunFolder], points: Callable[[RunFolder], list[Point]]) -> list[Line]:
+def _run_lines(runs: Sequence[RunFolder], tracks: Sequence[list[Point]]) -> list[Line]:
     """A line for every run that has points."""
-    return _drawn([Line(name=run.name, points=points(run), role=run_role(run)) for run in runs])
+    pairs = [(run, points) for run, points in zip(runs, tracks, strict=True) if points]
+    return [Line(name=run.name, points=points, role=run_role(run)) for run, points in pairs]
 
 
 def _by_step(run: RunFolder, metric: str) -> list[Point]:
@@ -255,21 +244,12 @@ def gate_actions(run: RunFolder) -> list[str]:
 
 def _why_no_action(run: RunFolder) -> str:
     """Why a gate has not acted."""
-    worst = worst_bins(run)
-    if not run.settings.given:
-        return "Its settings are not among the files of this run."
-    if run.settings.gate == "off":
-        return "It was switched off."
-    if not worst:
-        return (
-            "No bin of lengths had enough tokens and prompts yet (gate.least, gate.prompts), so "
-            "there was nothing to act on."
-        )
-    below = [bin for bin in worst if run.target is not None and bin.p05 < run.target]
-    return (
-        f"No action: p05 of the worst length was below the target at {len(below)} of {len(worst)} "
-        "steps, never with confidence or often enough in a row."
-    )
+    worst, target = worst_bins(run), run.target
+    reason = "quiet" if worst else "nothing"
+    if not run.settings.given or run.settings.gate == "off":
+        reason = "off" if run.settings.given else "unset"
+    below = sum(target is not None and bin.p05 < target for bin in worst)
+    return str(TEXTS["tail"][reason].format(below=below, steps=len(worst)))
 
 
 def kept_section(runs: Sequence[RunFolder]) -> Section | None:
@@ -278,24 +258,14 @@ def kept_section(runs: Sequence[RunFolder]) -> Section | None:
         return None
     share = Axis(name="share of what dense attention reads", low=0, high=1, form=".0%")
     tokens = Axis(name="mean tokens", low=0, form=".0f")
-    means = "Mean over all sampled tokens and layers; dense rollout reads 100 %."
-    longer = "Longer answers leave more to save: a budget is a smaller share of them."
-    say = (
-        "Decoding a long text is mostly reading its keys and values: what is not read saves time, "
-        "once texts are long enough for that to dominate."
-    )
-    items = [
-        _metric_chart(runs, DENSITY, "kept-kv", "Keys and values that decoding read", share, means),
-        _metric_chart(runs, LENGTH, "answer-length", "Tokens of an answer", tokens, longer),
-    ]
-    return Section(key="kept", title="How much of the KV cache is read?", say=say, items=items)
-
-
-def _metric_chart(
-    runs: Sequence[RunFolder], metric: str, key: str, title: str, y: Axis, say: str
-) -> Chart:
-    lines = _run_lines(runs, lambda run: _by_step(run, metric))
-    return thin_points(Chart(key=key, title=title, x=STEP, y=y, lines=lines, say=say))
+    charts = []
+    for metric, key, title, y, say in (
+        (DENSITY, "kept-kv", "Keys and values that decoding read", share, "share"),
+        (LENGTH, "answer-length", "Tokens of an answer", tokens, "length"),
+    ):
+        lines, say = _run_lines(runs, [_by_step(r, metric) for r in runs]), TEXTS["kept"][say]
+        charts.append(thin_points(Chart(key=key, title=title, x=STEP, y=y, lines=lines, say=say)))
+    return Section.named("kept", charts)
 
 
 def time_section(runs: Sequence[RunFolder]) -> Section | None:
@@ -303,14 +273,7 @@ def time_section(runs: Sequence[RunFolder]) -> Section | None:
     items: list[Item] = [_speed_bars(run.speed, run.number) for run in runs if run.speed]
     trained = [run for run in runs if run.values(STEP_SECONDS)]
     items += [_step_time_bars(trained)] if trained else []
-    if not items:
-        return None
-    say = (
-        "Selecting pages costs a little at every step, and reading less saves in proportion to the "
-        "length: on short texts selection can cost more than it saves, on long ones it pays."
-    )
-    title = "What does it cost and save?"
-    return Section(key="time", title=title, say=say, items=items)
+    return Section.named("time", items) if items else None
 
 
 def _speed_bars(speed: Speed, number: int) -> Bars:

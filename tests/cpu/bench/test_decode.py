@@ -33,7 +33,7 @@ def test_a_short_run() -> None:
         assert row.ms_device > 0
         assert row.of_peak is None  # no published figure for a CPU
         assert row.split is not None
-        assert set(row.split) == {*timing.OPS, "python"}
+        assert set(row.split) == {*timing.PARTS, "python"}
         assert row.split["linear"] > 0
     assert sparse.split is not None
     assert sparse.split["select"] > 0

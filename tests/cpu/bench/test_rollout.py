@@ -24,7 +24,7 @@ def test_a_short_run_beside_transformers() -> None:
         assert row.seconds is not None
         assert row.tokens_per_s == pytest.approx(18 / row.seconds)
         assert row.split is not None
-        assert set(row.split) == {*timing.OPS, "python"}
+        assert set(row.split) == {*timing.PARTS, "python"}
         assert sum(row.split.values()) == pytest.approx(row.seconds)
     assert (ours.who, theirs.who) == ("sparrow dense", "transformers generate")
     assert (theirs.failed, theirs.tokens, ours.tokens) == (None, 12, 12)
