@@ -30,19 +30,20 @@ def start(file: Path, *words: str) -> "subprocess.Popen[str]":
     return waiting.start(file.parent, "-m", "sparrow", "study", file, *words)
 
 
-Here = Callable[..., tuple[int, str]]
+Here = Callable[..., str]
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Here:
-    """`sparrow study` in this process, at the folder of its file."""
+    """`sparrow study` in this process, at the folder of its file: what it says."""
 
-    def run(file: Path, *words: str) -> tuple[int, str]:
+    def run(file: Path, *words: str, code: int = 0) -> str:
         monkeypatch.chdir(file.parent)
         words = ("study", str(file), *words)
         monkeypatch.setattr(sys, "argv", ["sparrow", *words])  # the report names the command
         done = cli.run(*words)
-        return done.code, done.said
+        assert done.code == code, done.said
+        return done.said
 
     return run
 
@@ -114,15 +115,12 @@ def test_a_study_that_is_done_is_only_told_again(
     before, report = snapshot(folder), (folder / "report.md").read_bytes()
     for words in ((), ("--report",)):
         (folder / "report.md").unlink()
-        code, said = here(little[0], *words)
-        assert code == 0, said
+        said = here(little[0], *words)
         assert ": begins" not in said
         assert (snapshot(folder), (folder / "report.md").read_bytes()) == (before, report)
-    code, said = here(little[0], "--dry-run")
-    assert code == 0, said
+    said = here(little[0], "--dry-run")
     assert said.count("0: done") == len(CELLS)
-    code, said = here(little[0], "--train.run.steps=3")
-    assert code == 2, said
+    said = here(little[0], "--train.run.steps=3", code=2)
     assert "another design (train" in said
 
 
@@ -138,12 +136,10 @@ def test_mistakes_are_told_in_a_line_and_make_no_folder(tmp_path: Path, here: He
         (file, ("--seed=[0]",), "seed"),
         (broken, (), "broken.toml"),
     ):
-        code, said = here(place, *words)
-        assert code == 2, said
+        said = here(place, *words, code=2)
         assert told in said
         assert "Traceback" not in said
-    code, said = here(file, "--dry-run")
-    assert code == 0, said
+    said = here(file, "--dry-run")
     assert said.count("0: waits") == len(CELLS)
     assert not (tmp_path / "runs").exists()
 
@@ -160,8 +156,7 @@ def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     process.send_signal(signal.SIGINT)
     code, said = ended(process)
     assert code == 130, said
-    code, said = here(file, f"--out={old}", "--train.run.steps=7", "--cell", "dense-0")
-    assert code == 2, said
+    said = here(file, f"--out={old}", "--train.run.steps=7", "--cell", "dense-0", code=2)
     old.rename(new)
     code, said = ended(start(file, f"--out={new}"))
     assert code == 0, said

@@ -32,7 +32,6 @@ def test_a_short_run() -> None:
     assert result.speed_up == pytest.approx(dense.seconds / sparse.seconds)
     assert result.share == pytest.approx(result.speed_up / result.limit["speed_up"])
     schedule = timing.schedule_named("fixed-64")
-    assert schedule is not None
     reads = cost.ByteModel(spec=SPEC, schedule=schedule, itemsize=4)
     capacity = reads.capacity(memory=result.memory, reserve=0)
     over = cost.trace(LENGTHS, prompt=16, capacity=capacity)
@@ -42,7 +41,6 @@ def test_a_short_run() -> None:
     short = result.confirmation
     assert short.steps == 60 - 16
     for row in short.rows:
-        assert row.expected is not None
         assert row.ratio == pytest.approx(row.seconds / row.expected)
     assert any("a complete run up to 60" in text for text in seen)
     Console(quiet=True).print(timing.table(result))
@@ -81,7 +79,6 @@ def test_times_between_points() -> None:
 
 def test_requests_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = timing.schedule_named("fixed-64")
-    assert schedule is not None
     model, lengths = models.random(SPEC), np.array([60, 40, 50])
     over = cost.trace(lengths, prompt=16, capacity=128, page=16)
     assert over.starts.tolist() == [0, 0, 24]

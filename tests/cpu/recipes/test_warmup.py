@@ -68,7 +68,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("whole") / "mini.toml"
     file.write_text(TOML, encoding="utf-8")
     place = warm_up(config_of(file))
-    assert place is not None
     return place.parent
 
 
@@ -210,7 +209,6 @@ def test_begins_with_a_wider_model(toml: Path, tmp_path: Path, whole: Path) -> N
     assert warm_up(config, until=3) is None
     shutil.rmtree(start)
     place = warm_up(config)
-    assert place is not None
     spec = models.load(place, device="cpu").spec
     assert (spec.intermediate, spec.max_positions) == (24, 512)
     assert curve(tmp_path / "narrow")[0]["loss"] < curve(whole)[0]["loss"]

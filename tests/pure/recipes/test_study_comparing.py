@@ -46,7 +46,6 @@ def test_a_difference_by_hand() -> None:
     assert found.value == pytest.approx(0.3)
     assert found.error == pytest.approx(error)
     assert found.errors == pytest.approx(0.3 / error)
-    assert found.interval is not None
     assert found.interval[0] == pytest.approx(0.3 - 2.77645 * error, abs=1e-5)
     assert exceeds(found.value, found.error, 2)
     assert not exceeds(found.value, found.error, 4)
@@ -59,7 +58,6 @@ def test_pairs_are_of_seeds_that_both_have() -> None:
     found = difference(sample(0.7, 0.8, 0.9), second, None)
     assert found.by_seed == pytest.approx({0: 0.1, 2: 0.3})
     assert found.paired == pytest.approx(0.2)
-    assert found.paired_interval is not None
     assert found.paired_interval[1] == pytest.approx(0.2 + 1.27062, abs=1e-4)
 
 
@@ -128,7 +126,6 @@ def test_the_interval_over_two_seeds_by_hand() -> None:
     zero = points((0.80, 0.2), (0.82, 0.0), (0.99, 0.0), seed=0)
     one = points((0.81, 0.2), (0.83, 0.1), (0.90, 0.0), (0.98, 0.0), seed=1)
     found = find_threshold([*zero, *one], 0.05)
-    assert found is not None
     assert found.value == 0.82
     assert (found.value_low, found.value_high) == (0.82, 0.90)
     assert (found.low, found.high) == (0.80, 0.90)  # lower ends: 0.80, 0.81, 0.81, 0.83
@@ -140,12 +137,10 @@ def test_open_and_empty_draws_are_counted_and_open_the_interval() -> None:
     zero = points((0.80, 0.2), (0.99, 0.0), seed=0)  # open above
     one = points((0.80, 0.0), (0.99, 0.0), seed=1)  # open below; both: 0.1, open above
     found = find_threshold([*zero, *one], 0.05)
-    assert found is not None
     assert (found.low, found.high) == ("open below", "open above")
     assert found.holds_published
     assert (found.open_below, found.open_above) == (1, 3)
     lone = [*points((0.8, 0.0), (0.99, 0.0), seed=0), *points((0.98, 0.0), seed=1)]
     found = find_threshold(lone, 0.05)
-    assert found is not None
     assert (found.draws, found.empty, found.high) == (4, 1, 0.8)
     assert not found.holds_published, "open below, up to 0.8"

@@ -14,7 +14,7 @@ from sparrow.reporting.calibration import (
     plan_figures,
     surface_figures,
 )
-from sparrow.reporting.page import Bars, Chart, Section
+from sparrow.reporting.page import Chart, Section
 from sparrow.reporting.render import svg_file, write_figures
 from sparrow.schema.base import from_dict
 from sparrow.schema.plan import PlanFile
@@ -88,7 +88,6 @@ def test_layers_are_bars_of_what_the_tail_loses() -> None:
     losses = [layer_loss("block_mean", 64 * n, 4, 24) for n in range(1, 7)]
     result = from_dict(Surface, surface(prompt_tokens=0) | {"layers": losses})
     (bars,) = by_key(surface_figures(result))["layers"].items
-    assert isinstance(bars, Bars)
     assert len(bars.groups) == 4  # more groups than fit are cut
     assert bars.groups[0].bars[0].value == pytest.approx(1 - losses[0]["p05"])
     texts = [format_layers(layers) for layers in ([3], [4, 5, 6], [0, 5])]
@@ -131,7 +130,6 @@ def test_estimators_are_of_the_budget_nearest_to_the_target() -> None:
     p05, errors = charts(estimator_figure(result, line, "estimators"))
     assert p05.lines[0].points == [(250, 0.89), (750, 0.92)]
     exact, cheap = line[0].p05, line[0].estimators
-    assert cheap is not None
     assert errors.lines[1].points[0] == (250, cheap.lower_p05 - exact)
     for fields in cells:
         fields["estimators"] |= {"ratio_p05": None, "ratio_mean": None, "ratio_error": None}

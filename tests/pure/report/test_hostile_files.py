@@ -28,6 +28,7 @@ MARKUP = (
 )
 TEXT = ESCAPES + MARKUP
 CHOICES = {"by"}
+PLAIN = {"paragraph_open", "paragraph_close", "inline", "text"}  # kinds of a paragraph
 ODD: tuple[Any, ...] = (None, True, -1, 10**400, 1e300, TEXT, [], {}, [[]], 2**63, float("nan"))
 
 
@@ -105,25 +106,13 @@ def test_names_and_prose_are_inert() -> None:
             refuse_markup(f"before\n\n{shown}\n\nafter\n")
         assert "://" not in name(text)  # GitHub makes links of these
         assert "www." not in name(text)
-        assert kinds(f"a\n\n{name(text)}\n") <= {
-            "paragraph_open",
-            "paragraph_close",
-            "inline",
-            "text",
-            "text_special",
-        }
+        assert kinds(f"a\n\n{name(text)}\n") <= PLAIN | {"text_special"}
 
 
 def test_no_line_closes_a_block_of_code() -> None:
     block = code_block(["sparrow study", "```\n<img src=x>", "````", TEXT])
     refuse_control(block)
-    assert kinds(f"a\n\n{block}\n\nb\n") == {
-        "paragraph_open",
-        "paragraph_close",
-        "inline",
-        "text",
-        "fence",
-    }
+    assert kinds(f"a\n\n{block}\n\nb\n") == PLAIN | {"fence"}
 
 
 @pytest.fixture

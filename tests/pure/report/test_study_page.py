@@ -1,7 +1,6 @@
 """A study's folder read and checked, and its report written: whole, broken, unfinished, empty."""
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +8,13 @@ import pytest
 from support import study_folders as folders
 from support.damage import check_damage_is_named
 from support.run_folders import write_lines
+from support.study_folders import FINALS
 
-from sparrow.reporting.page import Chart, Table
 from sparrow_recipes.study.files import read_study
 from sparrow_recipes.study.outcome import conclude
 from sparrow_recipes.study.page import study_page
 from sparrow_recipes.study.page import write_study as write
 from sparrow_recipes.study.verdicts import with_verdicts
-
-LEARNT = (0.9, 0.9, 0.9)
-FINALS: Mapping[str, Sequence[float]] = {
-    "dense": LEARNT,
-    "0.75": (0.6, 0.62, 0.58),
-    "0.86": (0.89, 0.90, 0.91),
-}
 
 
 def write_study(folder: Path) -> Path:
@@ -76,8 +68,6 @@ def test_answers_cut_off_and_wrong_stand_apart(tmp_path: Path) -> None:
     page = study_page(read_study(study), conclude(read_study(study)))
     items = {item.key: item for part in page.sections for item in part.items}
     chart, table = items["accuracy-cut_off"], items["outcomes-table"]
-    assert isinstance(chart, Chart)
-    assert isinstance(table, Table)
     assert list(chart.lines[-1].points) == [(0, pytest.approx(0.4)), (6, pytest.approx(0.02))]
     assert table.rows == [["dense", "0.500", "0.400", "0.100", "0.900", "0.020", "0.080"]]
     assert "| dense | 0.500 | 0.400 | 0.100 |" in write_study(study).read_text(encoding="utf-8")
