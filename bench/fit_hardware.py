@@ -107,16 +107,7 @@ def _label(path: Path) -> str:
 # The fit.
 
 
-CONSTANTS = (
-    "layer_us",
-    "weight_bytes_per_s",
-    "product_flops_per_s",
-    "score_us",
-    "choice_us",
-    "dense_bytes_per_s",
-    "kept_bytes_per_s",
-    "landmark_bytes_per_s",
-)
+CONSTANTS = tuple(EngineTimes.model_fields)[:8]  # from layer_us to landmark_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,15 +122,15 @@ class Point:
 def fit(points: Sequence[Point]) -> EngineTimes:
     """Fit the constants to these steps; return them with the errors."""
     if len(points) < len(CONSTANTS):
-        raise ValueError(f"fit: got {len(points)} points, allowed: {len(CONSTANTS)} and more")
+        raise ValueError(f"expected at least {len(CONSTANTS)} points, got {len(points)} points")
     work = np.stack([_work(point, PRODUCT_ROWS, NARROW_PAGES) for point in points])
     share = work / np.array([[point.seconds] for point in points])
     costs = non_negative(share, np.ones(len(points)))
     measured = dict(zip(CONSTANTS, costs.tolist(), strict=True))
-    found: dict[str, Any] = {name: _constant(name, cost) for name, cost in measured.items()}
+    constants: dict[str, Any] = {name: _constant(name, cost) for name, cost in measured.items()}
     sizes = [point.reads.spec.parameters() for point in points]
     times = EngineTimes(
-        **found,
+        **constants,
         most_rows=max(len(point.lengths) for point in points),
         least_parameters=min(sizes),
         most_parameters=max(sizes),
@@ -222,12 +213,12 @@ def traces(result: dict[str, Any]) -> tuple[Trace, Trace]:
 
 
 def _point(given: dict[str, Any], reads: ByteModel, lengths: IntArray) -> Point:
-    found = len(lengths), int(lengths.max()), reads.step(lengths).total
-    told = given["rows"], given["longest"], given["bytes"]
-    if found != told:
+    expected = len(lengths), int(lengths.max()), reads.step(lengths).total
+    measured = given["rows"], given["longest"], given["bytes"]
+    if measured != expected:
         raise ValueError(
-            f"a point of {told[0]} rows, the longest of {told[1]} tokens, reads {told[2]} bytes, "
-            f"but the trace has {found}: the result was not made by this version of the benchmark"
+            f"rows, longest and bytes of a point: expected {expected}, got {measured}: the result "
+            "was made by another version of the benchmark"
         )
     return Point(reads=reads, lengths=lengths, seconds=min(given["ms_step_rounds"]) / 1e3)
 

@@ -30,34 +30,15 @@ from sparrow.sparse.rule import Rule
 
 DENSE, PEER = "dense", "transformers generate"
 WARM_TOKENS = 4  # on a CPU, where the warm-up is compilation alone
+# Model, device, rollouts, prompt tokens, new tokens, those of transformers, schedules.
+PRESETS = {
+    "gpu": ("qwen3-1.7b", "cuda", 32, 128, 2048, 2048, (DENSE, "qwen3-1.7b-0.86")),
+    "cpu-tiny": ("tiny", "cpu", 64, 32, 1024, 128, (DENSE, "fixed-256")),
+    "cpu-smollm2": ("smollm2-135m", "cpu", 32, 32, 256, 256, (DENSE,)),
+}
 WORKLOADS = {
-    "gpu": RolloutWorkload(
-        model="qwen3-1.7b",
-        device="cuda",
-        rollouts=32,
-        prompt_tokens=128,
-        new_tokens=2048,
-        peer_tokens=2048,
-        schedules=(DENSE, "qwen3-1.7b-0.86"),
-    ),
-    "cpu-tiny": RolloutWorkload(
-        model="tiny",
-        device="cpu",
-        rollouts=64,
-        prompt_tokens=32,
-        new_tokens=1024,
-        peer_tokens=128,
-        schedules=(DENSE, "fixed-256"),
-    ),
-    "cpu-smollm2": RolloutWorkload(
-        model="smollm2-135m",
-        device="cpu",
-        rollouts=32,
-        prompt_tokens=32,
-        new_tokens=256,
-        peer_tokens=256,
-        schedules=(DENSE,),
-    ),
+    name: RolloutWorkload(**dict(zip(RolloutWorkload.model_fields, values, strict=True)))
+    for name, values in PRESETS.items()
 }
 
 

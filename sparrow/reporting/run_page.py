@@ -7,22 +7,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from sparrow.reporting import training
 from sparrow.reporting.calibration import format_p05, schedule_section, surface_section
 from sparrow.reporting.page import NOT_MEASURED, TEXTS, Number, Page, Section, Table
-from sparrow.reporting.training import (
-    CUT_OFF,
-    DENSITY,
-    LENGTH,
-    REWARD,
-    STEP_SECONDS,
-    format_speed_up,
-    gate_actions,
-    kept_section,
-    learning_section,
-    tail_section,
-    time_section,
-    worst_bins,
-)
 from sparrow.schema.run_folder import HeldOut, RunFolder, read_runs
 
 FEW = 3  # names that fit into a title
@@ -41,10 +28,10 @@ def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Pag
         final if several else None,  # comparisons start with the figures
         surface_section(runs),
         schedule_section(runs),
-        learning_section(trained),
-        tail_section(trained),
-        kept_section(trained),
-        time_section(runs),
+        training.learning_section(trained),
+        training.tail_section(trained),
+        training.kept_section(trained),
+        training.time_section(runs),
         None if several else final,
     )
     names = [run.name for run in runs]
@@ -61,7 +48,7 @@ def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Pag
 def numbers(run: RunFolder) -> list[Number]:
     """The key figures of a run, as far as they were measured."""
     figures = []
-    held_out, worst = run.held_out(), worst_bins(run)
+    held_out, worst = run.held_out(), training.worst_bins(run)
     if len(held_out) > 1 and held_out[0].step == 0:
         first, last = held_out[0], held_out[-1]
         value, name = f"{first.value:.0%} → {last.value:.0%}", "accuracy on held-out rows"
@@ -78,10 +65,12 @@ def numbers(run: RunFolder) -> list[Number]:
         figures.append(Number(value=f"{p05:.3f}", name=name, say=say))
     if run.speed is not None:
         *shorter, longest = sorted(run.speed.cases, key=lambda case: case.context)
-        others = [f"; {case.name.lower()}: {format_speed_up(case.speed_up)}" for case in shorter]
+        others = [
+            f"; {case.name.lower()}: {training.format_speed_up(case.speed_up)}" for case in shorter
+        ]
         name, say = f"decode, {longest.name.lower()}", longest.what + "".join(others)
-        figures.append(Number(value=format_speed_up(longest.speed_up), name=name, say=say))
-    if run.values(DENSITY):
+        figures.append(Number(value=training.format_speed_up(longest.speed_up), name=name, say=say))
+    if run.values(training.DENSITY):
         say = "mean over all sampled tokens"
         figures.append(Number(value=_kept(run), name="of keys and values read", say=say))
     return figures
@@ -108,7 +97,10 @@ def final_section(runs: Sequence[RunFolder]) -> Section | None:
         return None
     figures: list[tuple[str, Callable[[RunFolder], str]]] = [
         ("steps", lambda run: str(len(run.steps))),
-        ("reward, first and last steps", lambda run: _first_and_last(run, REWARD, ".2f", ENDS)),
+        (
+            "reward, first and last steps",
+            lambda run: _first_and_last(run, training.REWARD, ".2f", ENDS),
+        ),
         ("accuracy on held-out rows, before", lambda run: _accuracies(run)[0]),
         ("and after", lambda run: _accuracies(run)[1]),
         ("cut off at the token limit, before and after", lambda run: _outcomes(run, "cut_off")),
@@ -116,8 +108,11 @@ def final_section(runs: Sequence[RunFolder]) -> Section | None:
         ("p05 of the worst length, lowest", lambda run: _p05_texts(run)[0]),
         ("and at the last step", lambda run: _p05_texts(run)[1]),
         ("keys and values read", _kept),
-        ("tokens per answer, first and last step", lambda run: _first_and_last(run, LENGTH, ".0f")),
-        ("training answers cut off", lambda run: _first_and_last(run, CUT_OFF, ".0%")),
+        (
+            "tokens per answer, first and last step",
+            lambda run: _first_and_last(run, training.LENGTH, ".0f"),
+        ),
+        ("training answers cut off", lambda run: _first_and_last(run, training.CUT_OFF, ".0%")),
         ("seconds per step", _seconds),
         ("gate", _gate),
     ]
@@ -176,7 +171,7 @@ def difference(a: HeldOut, b: HeldOut) -> tuple[float, float, float]:
 
 
 def _p05_texts(run: RunFolder) -> tuple[str, str]:
-    worst = worst_bins(run)
+    worst = training.worst_bins(run)
     if not worst:
         return NOT_MEASURED, NOT_MEASURED
     lowest = min(worst, key=lambda bin: bin.p05)
@@ -184,7 +179,7 @@ def _p05_texts(run: RunFolder) -> tuple[str, str]:
 
 
 def _kept(run: RunFolder) -> str:
-    values = [value for _, value in run.values(DENSITY)]
+    values = [value for _, value in run.values(training.DENSITY)]
     if values:
         return f"{min(1.0, fmean(values)):.0%}"
     return "100%" if run.dense and run.steps else NOT_MEASURED
@@ -200,7 +195,7 @@ def _first_and_last(run: RunFolder, metric: str, form: str, most: int = 1) -> st
 
 
 def _seconds(run: RunFolder) -> str:
-    values = [value for _, value in run.values(STEP_SECONDS)]
+    values = [value for _, value in run.values(training.STEP_SECONDS)]
     return f"{median(values):.1f}" if values else NOT_MEASURED
 
 
@@ -209,9 +204,9 @@ def _gate(run: RunFolder) -> str:
         return NOT_MEASURED
     if run.settings.gate == "off":
         return "off"
-    if not worst_bins(run):
+    if not training.worst_bins(run):
         return "nothing measured"
-    count = len(gate_actions(run))
+    count = len(training.gate_actions(run))
     return "no action" if not count else f"{count} action{'s' if count > 1 else ''}"
 
 

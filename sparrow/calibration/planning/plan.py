@@ -28,16 +28,8 @@ from sparrow.calibration.planning.context import (
 from sparrow.calibration.planning.cost import FloatArray, eflops, printed_speed_up
 from sparrow.calibration.planning.hardware import extrapolation_notes
 from sparrow.files import remove_unfinished
+from sparrow.schema import plan as schema
 from sparrow.schema.calibrate import PlanConfig
-from sparrow.schema.plan import (
-    CheckedBin,
-    Compared,
-    ComparedBin,
-    PlanAtTarget,
-    PlanBin,
-    PlanFile,
-    PlannedVariant,
-)
 from sparrow.schema.schedule import DENSE, Note, Schedule
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant
 
@@ -60,7 +52,7 @@ def plan(
     *,
     compare: Schedule | None = None,
     check: Surface | None = None,
-) -> PlanFile:
+) -> schema.PlanFile:
     """Make a plan; beside it those at neighbouring targets, another schedule and a check run."""
     options, target = plan_options(context, config), config.target
     limits = [context.limit(option.variant, option.schedule) for option in options]
@@ -71,7 +63,7 @@ def plan(
         eflops(reads, read, limit.tokens, context.hardware.intensity)
         for read in (limit.dense, limit.sparse)
     )
-    return PlanFile(
+    return schema.PlanFile(
         model=context.surface.model,
         variant=best.variant.name,
         target=target,
@@ -97,7 +89,9 @@ def plan(
         hardware_note=context.hardware.note,
         workload=context.workload.describe(),
         variants=tuple(
-            PlannedVariant(name=option.variant.name, speed_up=option.speed_up, limit=most.speed_up)
+            schema.PlannedVariant(
+                name=option.variant.name, speed_up=option.speed_up, limit=most.speed_up
+            )
             for option, most in zip(options, limits, strict=True)
         ),
         compare=None if compare is None else _compared(context, best, compare),
@@ -107,7 +101,7 @@ def plan(
     )
 
 
-def write(planned: PlanFile, folder: str | Path) -> list[Path]:
+def write(planned: schema.PlanFile, folder: str | Path) -> list[Path]:
     """Write schedule.json and plan.json into a folder."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -168,7 +162,7 @@ class PlanOption:
 
     variant: Variant
     target: float
-    bins: tuple[PlanBin, ...]
+    bins: tuple[schema.PlanBin, ...]
     schedule: Schedule
 
     @property
@@ -225,7 +219,7 @@ def _option(
     for i, ((start, stop), place) in enumerate(zip(pairwise(edges), places, strict=True)):
         cell = cells.get((start, budgets[place]))
         bins.append(
-            PlanBin(
+            schema.PlanBin(
                 start=start,
                 stop=stop,
                 budget=_budget(budgets[place]),
@@ -350,7 +344,7 @@ def notes(context: PlanningContext, option: PlanOption) -> tuple[str, ...]:
 
 
 def _provenance(
-    context: PlanningContext, config: PlanConfig, variant: Variant, bins: Sequence[PlanBin]
+    context: PlanningContext, config: PlanConfig, variant: Variant, bins: Sequence[schema.PlanBin]
 ) -> tuple[Note, ...]:
     surface, low = context.surface, config.by == "low"
     prompts = [bin.prompts for bin in bins if bin.prompts is not None]
@@ -374,13 +368,13 @@ def _provenance(
 # What stands beside it.
 
 
-def plan_at(context: PlanningContext, config: PlanConfig) -> PlanAtTarget:
+def plan_at(context: PlanningContext, config: PlanConfig) -> schema.PlanAtTarget:
     try:
         best = plan_options(context, config)[0]
     except Unreachable as error:
         nearest = error.nearest if np.isfinite(error.nearest) else None
-        return PlanAtTarget(target=config.target, reached=False, nearest=nearest)
-    return PlanAtTarget(
+        return schema.PlanAtTarget(target=config.target, reached=False, nearest=nearest)
+    return schema.PlanAtTarget(
         target=config.target,
         reached=True,
         budgets=best.budgets,
@@ -389,11 +383,11 @@ def plan_at(context: PlanningContext, config: PlanConfig) -> PlanAtTarget:
     )
 
 
-def _compared(context: PlanningContext, best: PlanOption, other: Schedule) -> Compared:
+def _compared(context: PlanningContext, best: PlanOption, other: Schedule) -> schema.Compared:
     """Another schedule on the same rollout, and what the surface says of its budgets."""
     plan = best.schedule
     fields = {"flow": "flow", "page": "page", "dense_layers": "dense layers"}
-    return Compared(
+    return schema.Compared(
         name=other.name,
         starts=tuple(other.lengths.tolist()),
         budgets=tuple(_budget(budget) for budget in other.budgets.tolist()),
@@ -407,7 +401,7 @@ def _compared(context: PlanningContext, best: PlanOption, other: Schedule) -> Co
     )
 
 
-def _nearest_measured(surface: Surface, other: Schedule, start: int) -> ComparedBin:
+def _nearest_measured(surface: Surface, other: Schedule, start: int) -> schema.ComparedBin:
     """Of the measured budgets that are no larger than the other's, the largest: a lower bound.
 
     Only where the surface has a variant of the other's own flow, dense layers and even budgets.
@@ -427,7 +421,7 @@ def _nearest_measured(surface: Surface, other: Schedule, start: int) -> Compared
         if cell.variant in alike and cell.start == start and (cell.budget or 0) <= budget
     ]
     near = max(below, key=lambda cell: cell.budget or 0, default=None)
-    return ComparedBin(
+    return schema.ComparedBin(
         start=start,
         budget=_budget(budget),
         measured=None if near is None else near.budget,
@@ -435,7 +429,9 @@ def _nearest_measured(surface: Surface, other: Schedule, start: int) -> Compared
     )
 
 
-def _checked(context: PlanningContext, best: PlanOption, check: Surface) -> tuple[CheckedBin, ...]:
+def _checked(
+    context: PlanningContext, best: PlanOption, check: Surface
+) -> tuple[schema.CheckedBin, ...]:
     """The bins of a check run, of this plan's schedule on this plan's model and no other."""
     surface, schedules = context.surface, [variant.name for variant in check.variants]
     if check.fingerprint != surface.fingerprint or schedules != [best.schedule.name]:
@@ -443,8 +439,8 @@ def _checked(context: PlanningContext, best: PlanOption, check: Surface) -> tupl
             f"the check is of {check.model}, {', '.join(schedules)}; the plan of "
             f"{surface.model}, {best.schedule.name}: give the check.json of its schedule"
         )
-    fields = {*CheckedBin.model_fields}
-    return tuple(CheckedBin(**cell.model_dump(include=fields)) for cell in check.cells)
+    fields = {*schema.CheckedBin.model_fields}
+    return tuple(schema.CheckedBin(**cell.model_dump(include=fields)) for cell in check.cells)
 
 
 def _eflops_printed(context: PlanningContext, schedule: Schedule) -> float:

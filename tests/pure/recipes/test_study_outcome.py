@@ -9,15 +9,8 @@ from support import study_folders as folders
 from support.study_folders import FINALS, LEARNT
 
 from sparrow.schema.run_folder import Metrics
+from sparrow_recipes.study import outcome
 from sparrow_recipes.study.files import read_study
-from sparrow_recipes.study.outcome import (
-    CellOutcome,
-    StudyResults,
-    conclude,
-    judge,
-    measures,
-    worst_bin,
-)
 from sparrow_recipes.study.verdicts import incomplete, inconclusive, verdicts
 
 
@@ -25,14 +18,14 @@ def lines(*steps: folders.Plain) -> list[Metrics]:
     return [Metrics.from_line(step) for step in steps]
 
 
-def judged(tmp_path: Path, *accuracies: float | None, **settings: object) -> CellOutcome:
+def judged(tmp_path: Path, *accuracies: float | None, **settings: object) -> outcome.CellOutcome:
     """The only cell of a study of one arm."""
     study = folders.study(
         tmp_path / "s", [folders.make_arm("dense", "baseline", "dense", seeds=[0])]
     )
     folders.cell(study, "dense", 0, accuracies or (0.5, 0.6, 0.7, 0.8), **settings)
     found = read_study(study)
-    return judge(found.cells["dense"][0], found.design)
+    return outcome.judge(found.cells["dense"][0], found.design)
 
 
 def test_final_is_the_mean_of_the_last_three_after_the_start(tmp_path: Path) -> None:
@@ -78,33 +71,33 @@ def test_worst_bin_averages_by_bin_before_it_takes_the_lowest() -> None:
     A bin in less than a third of the steps is rare: 3 of 9 is a third, 1 of 9 is not.
     """
     steps = [folders.step(0, {0: 0.8, 512: 0.88}), folders.step(1, {0: 1.0, 512: 0.86})]
-    found = worst_bin(lines(*steps))
+    found = outcome.worst_bin(lines(*steps))
     assert (found.bin, found.rare, found.p05) == (512, (), pytest.approx(0.87))
     bins = [{0: 0.9}] * 6 + [{0: 0.9, 512: 0.8}] * 2 + [{0: 0.9, 512: 0.8, 1024: 0.1}]
-    found = worst_bin(lines(*(folders.step(n, own) for n, own in enumerate(bins))))
+    found = outcome.worst_bin(lines(*(folders.step(n, own) for n, own in enumerate(bins))))
     assert (found.bin, found.rare) == (512, (1024,))
-    assert worst_bin([]) is worst_bin(lines({"step": 0})) is None
+    assert outcome.worst_bin([]) is outcome.worst_bin(lines({"step": 0})) is None
 
 
 def test_cost_of_rollouts() -> None:
     """Totals have prompts in them: 20000 x 900 / 1000 = 18000 answered tokens in 2 and in 4 s."""
     timed = [folders.step(n, {0: 0.9}, **{"timing_s/gen": 2.0 * (n + 1)}) for n in range(2)]
-    found = measures(lines(*timed, folders.step(2, {0: 0.9}, **{"timing_s/gen": None})))
+    found = outcome.measures(lines(*timed, folders.step(2, {0: 0.9}, **{"timing_s/gen": None})))
     assert (found["seconds"], found["median_seconds"]) == (3.0, 3.0)
     assert found["tokens_a_second"] == pytest.approx(36000 / 6)
     assert (found["density"], found["kept"]) == (0.5, 400.0)
-    assert measures([])["tokens_a_second"] is None
+    assert outcome.measures([])["tokens_a_second"] is None
 
 
-def concluded(folder: Path) -> StudyResults:
-    return conclude(read_study(folder))
+def concluded(folder: Path) -> outcome.StudyResults:
+    return outcome.conclude(read_study(folder))
 
 
-def whole(tmp_path: Path, finals: Mapping[str, Sequence[float]] = FINALS) -> StudyResults:
+def whole(tmp_path: Path, finals: Mapping[str, Sequence[float]] = FINALS) -> outcome.StudyResults:
     return concluded(folders.controlled(tmp_path / "study", finals))
 
 
-def said(found: StudyResults) -> str:
+def said(found: outcome.StudyResults) -> str:
     return " ".join(verdicts(found))
 
 

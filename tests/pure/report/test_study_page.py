@@ -122,7 +122,7 @@ def test_no_damage_passes_silently(tmp_path: Path) -> None:
 def test_designs_that_do_not_fit(tmp_path: Path) -> None:
     cases: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
         ([folders.make_arm("a")], {}, "baseline"),
-        ([folders.make_arm("a", "baseline"), folders.make_arm("a")], {}, "each once"),
+        ([folders.make_arm("a", "baseline"), folders.make_arm("a")], {}, "unique"),
         ([folders.make_arm("a", "baseline", "odd")], {}, "kind"),
         ([folders.make_arm("a", "baseline", seeds=[])], {}, "seeds"),
         ([folders.make_arm("a", "baseline", like="b")], {}, "like"),
