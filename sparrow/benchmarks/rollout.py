@@ -31,7 +31,7 @@ from sparrow.sparse.rule import Rule
 DENSE, PEER = "dense", "transformers generate"
 WARM_TOKENS = 4  # on a CPU, where the warm-up is compilation alone
 # Model, device, rollouts, prompt tokens, new tokens, those of transformers, schedules.
-PRESETS = {
+PRESETS: dict[str, tuple[Any, ...]] = {
     "gpu": ("qwen3-1.7b", "cuda", 32, 128, 2048, 2048, (DENSE, "qwen3-1.7b-0.86")),
     "cpu-tiny": ("tiny", "cpu", 64, 32, 1024, 128, (DENSE, "fixed-256")),
     "cpu-smollm2": ("smollm2-135m", "cpu", 32, 32, 256, 256, (DENSE,)),

@@ -267,20 +267,19 @@ def estimator_figure(surface: Surface, cells: Sequence[Cell], key: str) -> page.
     """Exact p05 and its cheap estimates for one budget, and their errors."""
     pairs = [(cell, cell.estimators) for cell in cells if cell.estimators is not None]
     top_k = pairs[0][1].top_k
-    names = (
+    estimates, errors = [cells_line(cells, "exact p05", "dense")], []
+    for name, field, role in (
         (f"top-{top_k} upper", "upper_p05", "run-2"),
         (f"top-{top_k} lower", "lower_p05", "run-0"),
         ("sampled ratio", "ratio_p05", "sparse"),
-    )
-    estimates, errors = [cells_line(cells, "exact p05", "dense")], []
-    for name, field, role in names:
+    ):
         values = [(cell, getattr(estimate, field)) for cell, estimate in pairs]
-        known = [(bin_centre(cell), value, cell.p05) for cell, value in values if value is not None]
-        for lines, points in (
-            (estimates, [(x, value) for x, value, _ in known]),
-            (errors, [(x, value - p05) for x, value, p05 in known]),
-        ):
-            lines += [page.Line(name=name, points=points, role=role, shape="dots")] if known else []
+        measured = [(cell, value) for cell, value in values if value is not None]
+        points = [(bin_centre(cell), value) for cell, value in measured]
+        apart = [(bin_centre(cell), value - cell.p05) for cell, value in measured]
+        if measured:
+            estimates.append(page.Line(name=name, points=points, role=role, shape="dots"))
+            errors.append(page.Line(name=name, points=apart, role=role, shape="dots"))
     gap = max(estimate.upper_p05 - estimate.lower_p05 for _, estimate in pairs)
     title = f"Bounds from the top {top_k} log-probs leave p05 open by up to {gap:.2f}"
     kept = "a schedule" if cells[0].budget is None else f"{cells[0].budget} kept tokens"
@@ -288,10 +287,8 @@ def estimator_figure(surface: Surface, cells: Sequence[Cell], key: str) -> page.
         f"{cells[0].variant}, {kept}. The sampled ratio min(1, p/q) has the mean of acceptance, "
         f"not its quantiles. {_about(surface)}"
     )
-    levels, y = (
-        page.target_levels(surface.targets),
-        page.Axis(name="estimate less exact p05", form=".2f"),
-    )
+    levels = page.target_levels(surface.targets)
+    y = page.Axis(name="estimate less exact p05", form=".2f")
     exact = page.Chart(
         key=f"{key}-p05", title="p05", x=LENGTH, y=ACCEPTANCE, lines=estimates, levels=levels
     )

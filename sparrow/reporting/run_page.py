@@ -10,6 +10,7 @@ from typing import Any
 from sparrow.reporting import training
 from sparrow.reporting.calibration import format_p05, schedule_section, surface_section
 from sparrow.reporting.page import NOT_MEASURED, TEXTS, Number, Page, Section, Table
+from sparrow.reporting.training import CUT_OFF, DENSITY, LENGTH, REWARD, STEP_SECONDS
 from sparrow.schema.run_folder import HeldOut, RunFolder, read_runs
 
 FEW = 3  # names that fit into a title
@@ -70,7 +71,7 @@ def numbers(run: RunFolder) -> list[Number]:
         ]
         name, say = f"decode, {longest.name.lower()}", longest.what + "".join(others)
         figures.append(Number(value=training.format_speed_up(longest.speed_up), name=name, say=say))
-    if run.values(training.DENSITY):
+    if run.values(DENSITY):
         say = "mean over all sampled tokens"
         figures.append(Number(value=_kept(run), name="of keys and values read", say=say))
     return figures
@@ -97,10 +98,7 @@ def final_section(runs: Sequence[RunFolder]) -> Section | None:
         return None
     figures: list[tuple[str, Callable[[RunFolder], str]]] = [
         ("steps", lambda run: str(len(run.steps))),
-        (
-            "reward, first and last steps",
-            lambda run: _first_and_last(run, training.REWARD, ".2f", ENDS),
-        ),
+        ("reward, first and last steps", lambda run: _first_and_last(run, REWARD, ".2f", ENDS)),
         ("accuracy on held-out rows, before", lambda run: _accuracies(run)[0]),
         ("and after", lambda run: _accuracies(run)[1]),
         ("cut off at the token limit, before and after", lambda run: _outcomes(run, "cut_off")),
@@ -108,11 +106,8 @@ def final_section(runs: Sequence[RunFolder]) -> Section | None:
         ("p05 of the worst length, lowest", lambda run: _p05_texts(run)[0]),
         ("and at the last step", lambda run: _p05_texts(run)[1]),
         ("keys and values read", _kept),
-        (
-            "tokens per answer, first and last step",
-            lambda run: _first_and_last(run, training.LENGTH, ".0f"),
-        ),
-        ("training answers cut off", lambda run: _first_and_last(run, training.CUT_OFF, ".0%")),
+        ("tokens per answer, first and last step", lambda run: _first_and_last(run, LENGTH, ".0f")),
+        ("training answers cut off", lambda run: _first_and_last(run, CUT_OFF, ".0%")),
         ("seconds per step", _seconds),
         ("gate", _gate),
     ]
@@ -179,7 +174,7 @@ def _p05_texts(run: RunFolder) -> tuple[str, str]:
 
 
 def _kept(run: RunFolder) -> str:
-    values = [value for _, value in run.values(training.DENSITY)]
+    values = [value for _, value in run.values(DENSITY)]
     if values:
         return f"{min(1.0, fmean(values)):.0%}"
     return "100%" if run.dense and run.steps else NOT_MEASURED
@@ -195,7 +190,7 @@ def _first_and_last(run: RunFolder, metric: str, form: str, most: int = 1) -> st
 
 
 def _seconds(run: RunFolder) -> str:
-    values = [value for _, value in run.values(training.STEP_SECONDS)]
+    values = [value for _, value in run.values(STEP_SECONDS)]
     return f"{median(values):.1f}" if values else NOT_MEASURED
 
 

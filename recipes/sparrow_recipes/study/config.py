@@ -73,9 +73,7 @@ class OutcomeConfig(Record):
     drop: types.Fraction = 0.10  # final accuracy this far below the start is a collapse
     length: types.Fraction = 0.5  # median length below this share of the start's is flagged
     lag: Annotated[float, Field(gt=0, le=1e6)] = 2.0  # standard errors below the baseline
-    tolerance: types.Fraction = (
-        0.05  # gap to the baseline that still counts as equal, for the threshold
-    )
+    tolerance: types.Fraction = 0.05  # gap to the baseline that counts as equal (the threshold)
     # Accuracy that every seed of the baseline must gain for a rate to be taken.
     gain: Annotated[float, Field(ge=-1, le=1)] = 0.15
 

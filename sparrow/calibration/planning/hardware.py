@@ -145,7 +145,7 @@ class StepModel:
             parts, engine = self.reads.rows(np.arange(1, upto + 1)), self.hardware.engine
             seconds = parts.sum(axis=0) / self.hardware.bytes_per_s
             if engine is not None:
-                seconds = np.stack(parts, axis=-1) @ engine.row_costs()
+                seconds = np.stack([*parts], axis=-1) @ engine.row_costs()
             self._seconds = np.concatenate([[0.0], seconds])
         return self._seconds[: longest + 1]
 

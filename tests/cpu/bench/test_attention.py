@@ -1,15 +1,13 @@
 """The benchmark of a layer's attention runs, names its parts, and counts bytes as a hand does."""
 
-import json
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
+from support.results import check_output
 
 from sparrow.benchmarks import layer_attention, timing
 from sparrow.benchmarks.layer_attention import Heads, LayerStack, Shape
-from sparrow.schema.base import to_dict
 from sparrow.schema.bench import LayerBenchmark
 from sparrow.sparse.rule import Rule
 
@@ -26,7 +24,6 @@ def short_run(shape: Shape = SMALL, **changes: Any) -> LayerBenchmark:
 
 def test_what_a_short_run_reports_and_bytes_by_hand() -> None:
     result = short_run()
-    json.dumps(to_dict(result))
     assert [row.part for row in result.rows] == ["dense", "read", *PARTS]
     assert [row.flow for row in result.rows] == [None, None, *["block-mean"] * 5]
     assert result.dtype == "float32"
@@ -70,7 +67,7 @@ def test_several_flows_and_other_shapes() -> None:
     ]
     assert [(row.flow, row.part) for row in result.rows] == expected * 2
     assert {row.calls for row in result.rows} == {2}
-    Console(quiet=True).print(timing.table(result))
+    check_output(result)
 
 
 def test_flows_share_keys_and_have_fields_of_their_own() -> None:

@@ -1,15 +1,12 @@
 """The decode benchmark runs, reports what it promises, and counts bytes as a hand does."""
 
-import json
-
 import pytest
 import torch
-from rich.console import Console
+from support.results import check_output
 from support.specs import TINY as SPEC
 
 from sparrow import models, ops
 from sparrow.benchmarks import decode, timing
-from sparrow.schema.base import to_dict
 from sparrow.schema.bench import DecodeBenchmark
 from sparrow.sparse.flows import library
 from sparrow.sparse.rule import Rule
@@ -23,7 +20,6 @@ def short_run(*cases: decode.Case, split: bool = False) -> DecodeBenchmark:
 
 def test_a_short_run() -> None:
     result = short_run((2, 64, None), (2, 64, "fixed-48"), split=True)
-    json.dumps(to_dict(result))
     dense, sparse = result.rows
     assert (dense.schedule, sparse.schedule) == (None, "fixed-48")
     assert dense.speed_up == 1.0
@@ -35,7 +31,7 @@ def test_a_short_run() -> None:
         assert set(row.split) == {*timing.PARTS, "python"}
         assert row.split["linear"] > 0
     assert sparse.split["select"] > 0
-    Console(quiet=True).print(timing.table(result))
+    check_output(result)
     with pytest.raises(ValueError, match="context"):
         short_run((1, 8, None))
 

@@ -1,20 +1,18 @@
 """The trace benchmark runs, its steps are the engine's, and its sums are those of the points."""
 
-import json
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
+from support.results import check_output
 from support.specs import TINY as SPEC
 
 from sparrow import models
 from sparrow.benchmarks import timing, trace
 from sparrow.calibration.planning import cost
 from sparrow.engine.runner import batch_bucket, pages_bucket
-from sparrow.schema.base import to_dict
 
 LENGTHS = [190, 90, 140]
 
@@ -23,7 +21,6 @@ def test_a_short_run() -> None:
     seen: list[str] = []
     where: dict[str, Any] = {"dtype": "fp32", "device": "cpu", "progress": seen.append}
     result = trace.run(model=SPEC, schedule="fixed-64", lengths=LENGTHS, cutoff=60, **where)
-    json.dumps(to_dict(result))
     dense, sparse = result.rows
     assert (dense.who, sparse.who) == ("dense", "fixed-64")
     assert dense.tokens == sum(LENGTHS) - 3 * 16
@@ -43,7 +40,7 @@ def test_a_short_run() -> None:
     for row in short.rows:
         assert row.ratio == pytest.approx(row.seconds / row.expected)
     assert any("a complete run up to 60" in text for text in seen)
-    Console(quiet=True).print(timing.table(result))
+    check_output(result)
 
 
 def test_states_are_of_the_trace_and_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import configs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparrow import models
@@ -20,39 +21,14 @@ from sparrow_recipes.warmup.config import WarmupConfig
 from sparrow_recipes.warmup.training import new_trainer, spec_of, warm_up
 
 STEPS = 7
-TOML = """
-[model]
-name = "mini"
-layers = 1
-hidden = 32
-intermediate = 64
-heads = 2
-kv_heads = 1
-head_size = 16
-max_positions = 1024
-
-[data]
-assignments = 0.0
-
-[[stages]]
-steps = 4
-tokens = 1024
-longest = 120
-
-[[stages]]
-steps = 3
-tokens = 1024
-longest = 200
-
-[optimiser]
-rate = 5e-3
-warm_up = 2
-decay = 3
-
-[run]
-device = "cpu"
-save_every = 3
-"""
+SHAPE = {"layers": 1, "hidden": 32, "intermediate": 64, "heads": 2, "kv_heads": 1}
+TOML = configs.toml(
+    model={"name": "mini", **SHAPE, "head_size": 16, "max_positions": 1024},
+    data={"assignments": 0.0},
+    stages=[{"steps": n, "tokens": 1024, "longest": most} for n, most in ((4, 120), (3, 200))],
+    optimiser={"rate": 5e-3, "warm_up": 2, "decay": 3},
+    run={"device": "cpu", "save_every": 3},
+)
 
 
 @pytest.fixture

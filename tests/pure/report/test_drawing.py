@@ -7,16 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.pages import (
-    HOSTILE,
-    LONG,
-    odd_bars,
-    reward,
-    rich_page,
-    six_runs,
-    tail,
-    times,
-)
+from support import pages
 
 from sparrow.reporting import layout
 from sparrow.reporting.page import Axis, Bar, BarGroup, Bars, Chart, Level, Line, Point, Section
@@ -103,7 +94,7 @@ def test_shapes_of_lines() -> None:
 
 
 def test_every_chart_is_sound_and_its_labels_keep_apart() -> None:
-    for item in [item for part in rich_page().sections for item in part.items]:
+    for item in [item for part in pages.rich_page().sections for item in part.items]:
         if not isinstance(item, Chart):
             continue
         drawn = svg(item)
@@ -121,18 +112,18 @@ def test_every_chart_is_sound_and_its_labels_keep_apart() -> None:
         assert all(label.x + layout.text_width(label.text, 13) <= layout.WIDTH for label in labels)
         assert all(label.y < frame.height for label in frame.legend)
         if item.key == "hostile":
-            assert HOSTILE in {text.text for text in root.iter("text")}
+            assert pages.HOSTILE in {text.text for text in root.iter("text")}
 
 
 def test_few_lines_are_named_at_their_ends_and_many_in_a_legend() -> None:
-    named = layout.layout_chart(tail())
+    named = layout.layout_chart(pages.tail())
     assert [end.text for end in named.ends][2:] == ["0 to 128", "128 to 256", "256 and more"]
     assert not named.legend
-    many = layout.layout_chart(six_runs())
+    many = layout.layout_chart(pages.six_runs())
     assert not many.ends
     assert len({entry.text for entry in many.legend}) == 6
-    assert many.legend[0].full_text == LONG.format(0)
-    assert f"<title>{LONG.format(5)}</title>" in svg(six_runs())
+    assert many.legend[0].full_text == pages.LONG.format(0)
+    assert f"<title>{pages.LONG.format(5)}</title>" in svg(pages.six_runs())
 
 
 def test_what_was_not_measured_is_said() -> None:
@@ -158,7 +149,7 @@ def test_what_is_no_number_or_no_role_is_refused_by_field() -> None:
 
 def test_text_fits_its_room() -> None:
     assert layout.shorten_text("short", 13, 100) == "short"
-    cut = layout.shorten_text(LONG.format(7), 13, 120)
+    cut = layout.shorten_text(pages.LONG.format(7), 13, 120)
     assert cut.startswith("runs/")
     assert cut.endswith("seed-7")
     assert "…" in cut
@@ -173,20 +164,20 @@ def test_text_fits_its_room() -> None:
 
 
 def test_bars_are_as_long_as_their_values() -> None:
-    root = ET.fromstring(svg(times()))
+    root = ET.fromstring(svg(pages.times()))
     wide = [float(rect.get("width", "")) for rect in root.iter("rect")]
     assert wide[1] / wide[0] == pytest.approx(18.4 / 14.2, rel=0.01)
     assert wide[3] / wide[2] == pytest.approx(0.22 / 0.42, rel=0.01)
     labels = [text.text for text in root.iter("text")]
     assert {"14.2 s", "0.22 s", "1.3x slower", "1.9x faster", "at 300 tokens"} <= set(labels)
-    drawn = svg(odd_bars())
+    drawn = svg(pages.odd_bars())
     root = ET.fromstring(drawn)
     rects = [(float(r.get("x", "")), float(r.get("width", ""))) for r in root.iter("rect")]
     zero = rects[1][0]
     assert rects[0][0] + rects[0][1] == pytest.approx(zero, abs=0.11)  # -4 ends where 9 starts
     assert rects[2][1] == 0
     assert "<script" not in drawn
-    assert HOSTILE in [title.text for title in root.iter("title")]
+    assert pages.HOSTILE in [title.text for title in root.iter("title")]
 
 
 def test_labels_that_touch_move_apart() -> None:
@@ -209,8 +200,8 @@ def test_labels_that_touch_move_apart() -> None:
 
 
 def test_a_file_is_xml_with_every_figure_and_complete_by_itself() -> None:
-    shown: list[Chart | Bars] = [reward(), times(), tail()]
-    section = Section(key="s", title="costs $5", say=f"A note, {HOSTILE}.", items=shown)
+    shown: list[Chart | Bars] = [pages.reward(), pages.times(), pages.tail()]
+    section = Section(key="s", title="costs $5", say=f"A note, {pages.HOSTILE}.", items=shown)
     root = ET.fromstring(svg_file(section))
     assert len(root.findall("{http://www.w3.org/2000/svg}svg")) == 3
     text = "".join(root.itertext())

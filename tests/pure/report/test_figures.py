@@ -139,12 +139,8 @@ def test_estimators_are_of_the_budget_nearest_to_the_target() -> None:
 def test_a_plan_is_drawn_beside_other_targets_a_preset_and_its_check() -> None:
     plan_data = plan(compare=PRESET, check=CHECK)
     plan_data["sensitivity"][0] |= {"variant": "quest", "budgets": [256, 256, 256]}
-    plan_data["sensitivity"][2] |= {
-        "budgets": [],
-        "speed_up": None,
-        "reached": False,
-        "variant": None,
-    }
+    missed = {"budgets": [], "speed_up": None, "reached": False, "variant": None}
+    plan_data["sensitivity"][2] |= missed
     (schedule,) = calibration.plan_figures(from_dict(PlanFile, plan_data))
     kept, tail = charts(schedule)
     names = [line.name for line in kept.lines]
