@@ -31,16 +31,8 @@ from scipy.optimize import nnls
 
 from sparrow.benchmarks import timing
 from sparrow.benchmarks.trace import BACK, MIDDLE, PROMPT, begin, find_states
-from sparrow.calibration.planning import cost
+from sparrow.calibration.planning import cost, hardware
 from sparrow.calibration.planning.cost import ByteModel, FloatArray, IntArray, Trace
-from sparrow.calibration.planning.hardware import (
-    NARROW_PAGES,
-    PRODUCT_ROWS,
-    EngineTimes,
-    Hardware,
-    StepModel,
-    fixed_work,
-)
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
 from sparrow.models.spec import shape
@@ -62,7 +54,7 @@ def main() -> None:
     results = {_label(path): json.loads(path.read_text("utf-8")) for path in options.files}
     measured = {name: points(result) for name, result in results.items()}
     shapes = sorted({f"{result['model']} ({result['dtype']})" for result in results.values()})
-    machine = Hardware(
+    machine = hardware.Hardware(
         name=options.name,
         bytes_per_s=options.bytes_per_s,
         flops_per_s=options.flops_per_s,
@@ -107,7 +99,7 @@ def _label(path: Path) -> str:
 # The fit.
 
 
-CONSTANTS = tuple(EngineTimes.model_fields)[:8]  # from layer_us to landmark_bytes_per_s
+CONSTANTS = tuple(hardware.EngineTimes.model_fields)[:8]  # from layer_us to landmark_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,17 +111,19 @@ class Point:
     seconds: float
 
 
-def fit(points: Sequence[Point]) -> EngineTimes:
+def fit(points: Sequence[Point]) -> hardware.EngineTimes:
     """Fit the constants to these steps; return them with the errors."""
     if len(points) < len(CONSTANTS):
         raise ValueError(f"expected at least {len(CONSTANTS)} points, got {len(points)} points")
-    work = np.stack([_work(point, PRODUCT_ROWS, NARROW_PAGES) for point in points])
+    work = np.stack(
+        [_work(point, hardware.PRODUCT_ROWS, hardware.NARROW_PAGES) for point in points]
+    )
     share = work / np.array([[point.seconds] for point in points])
     costs = non_negative(share, np.ones(len(points)))
     measured = dict(zip(CONSTANTS, costs.tolist(), strict=True))
     constants: dict[str, Any] = {name: _constant(name, cost) for name, cost in measured.items()}
     sizes = [point.reads.spec.parameters() for point in points]
-    times = EngineTimes(
+    times = hardware.EngineTimes(
         **constants,
         most_rows=max(len(point.lengths) for point in points),
         least_parameters=min(sizes),
@@ -144,7 +138,7 @@ def fit(points: Sequence[Point]) -> EngineTimes:
     )
 
 
-def errors(times: EngineTimes, points: Sequence[Point]) -> FloatArray:
+def errors(times: hardware.EngineTimes, points: Sequence[Point]) -> FloatArray:
     """Relative error of the predicted time of every point."""
     costs = np.concatenate([times.fixed_costs(), times.row_costs()])
     sizes = times.product_rows, times.narrow_pages
@@ -163,7 +157,7 @@ def _work(point: Point, product_rows: int, narrow_pages: int) -> FloatArray:
     """The quantities of a step, in the order of CONSTANTS."""
     reads = replace(point.reads, idle_landmarks=True)
     rows, longest = len(point.lengths), int(point.lengths.max())
-    fixed = fixed_work(reads, rows, longest, product_rows, narrow_pages)
+    fixed = hardware.fixed_work(reads, rows, longest, product_rows, narrow_pages)
     return np.concatenate([fixed, [part.sum() for part in reads.rows(point.lengths)]])
 
 
@@ -226,7 +220,7 @@ def _point(given: dict[str, Any], reads: ByteModel, lengths: IntArray) -> Point:
 # What is printed: a line of figures for each file.
 
 
-def _print_errors(machine: Hardware, measured: dict[str, list[Point]]) -> None:
+def _print_errors(machine: hardware.Hardware, measured: dict[str, list[Point]]) -> None:
     """Of the shapes that were fitted, and of each shape predicted from the others alone."""
     assert machine.engine is not None
     print("steps: number, median error, worst, lowest, highest, how many over 10 %")
@@ -244,12 +238,12 @@ def _figures(error: FloatArray) -> str:
     return f"{len(error)} {shown} {(size > TOLERANCE).sum()}"
 
 
-def _print_rollouts(machine: Hardware, results: dict[str, Any]) -> None:
+def _print_rollouts(machine: hardware.Hardware, results: dict[str, Any]) -> None:
     print("\nrollouts of the whole trace, summed from measured steps; predicted ones in brackets")
     for name, result in results.items():
         whole, _ = traces(result)
         told = [row["seconds"] for row in result["rows"]]
-        models = [StepModel(machine, reads) for reads in reads_of(result)]
+        models = [hardware.StepModel(machine, reads) for reads in reads_of(result)]
         dense, sparse = (cost.rollout_seconds(whole, model) for model in models)
         gain, expected = told[0] / told[1], dense / sparse
         seconds = f"dense {told[0]:.1f} ({dense:.1f}) s, sparse {told[1]:.1f} ({sparse:.1f}) s"
