@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import cli, waiting
 from support.leftovers import gone, marked, marking
-from support.waiting import ended, wait_for
+from support.waiting import output, wait_for
 
 from sparrow.files import read_document, read_lines
 
@@ -56,13 +56,11 @@ def little(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     process = start(file)
     wait_for(process, begun.exists)
     process.send_signal(signal.SIGINT)
-    code, before = ended(process)
-    assert code == 130, before
+    before = output(process, 130)
     assert begun.exists(), before
     looked = begun.stat().st_mtime_ns
     early = begun.with_name("end.json").exists()  # it ended before it was asked: a fast machine
-    code, after = ended(start(file))
-    assert code == 0, after
+    after = output(start(file))
     assert early or "dense-0: done" in after
     assert begun.stat().st_mtime_ns == looked
     return file, before, after
@@ -154,12 +152,10 @@ def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     process = start(file, f"--out={old}", "--cell", "dense-0")
     wait_for(process, (old / "cells" / "dense-0" / "start.json").exists)
     process.send_signal(signal.SIGINT)
-    code, said = ended(process)
-    assert code == 130, said
-    said = here(file, f"--out={old}", "--train.run.steps=7", "--cell", "dense-0", code=2)
+    output(process, 130)
+    here(file, f"--out={old}", "--train.run.steps=7", "--cell", "dense-0", code=2)
     old.rename(new)
-    code, said = ended(start(file, f"--out={new}"))
-    assert code == 0, said
+    output(start(file, f"--out={new}"))
     assert (new / "cells" / "dense-0" / "end.json").exists()
     assert (new / "report.md").exists()
     assert not old.exists()
@@ -177,8 +173,7 @@ def test_a_killed_study_leaves_nothing_running_and_goes_on(tmp_path: Path, folde
         process.kill()
         process.communicate()
         assert gone(mark)
-    code, said = ended(start(file))
-    assert code == 0, said
+    output(start(file))
     for part in ("validation.jsonl", "start.json", "tail.json"):
         left, right = (each / "cells" / "dense-0" / part for each in (place, folder))
         assert left.read_bytes() == right.read_bytes(), part

@@ -113,20 +113,11 @@ DISK = schema.Disk(folder="/d", free=2**40, writable=True)
 MODELS = schema.ModelStates(
     shipped=(model("tiny"),), fetched=(), cache=DISK, runs=DISK, memory=2**34
 )
-WELL = schema.Examination(
-    sparrow="1",
-    python="3.11",
-    platform="Linux",
-    executable=sys.executable,
-    packages=(package(),),
-    cores=2,
-    driver=None,
-    torch=TORCH,
-    gpus=(),
-    models=MODELS,
-    self_test=schema.SelfTest(passed=True, tokens=24, seconds=1.0),
-    kernels=(kernel("cpu"),),
-)
+PYTHON = {"sparrow": "1", "python": "3.11", "platform": "Linux", "executable": sys.executable}
+PARTS = {"cores": 2, "driver": None, "torch": TORCH, "gpus": (), "models": MODELS}
+TESTED = {"self_test": schema.SelfTest(passed=True, tokens=24, seconds=1.0)}
+TESTED |= {"kernels": (kernel("cpu"),), "packages": (package(),)}
+WELL = schema.Examination(**PYTHON, **PARTS, **TESTED)
 
 
 def judged(**changes: Any) -> schema.Examination:

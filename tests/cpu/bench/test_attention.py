@@ -1,5 +1,6 @@
 """The benchmark of a layer's attention runs, names its parts, and counts bytes as a hand does."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -60,11 +61,7 @@ def test_several_flows_and_other_shapes() -> None:
     assert seen == ["2 rows of 256 tokens", "1 rows of 128 tokens"]
     names = ("block-mean", "block-mean (2)")
     assert [flow.flow for flow in result.flows] == list(names)
-    expected = [
-        (None, "dense"),
-        (None, "read"),
-        *((name, part) for name in names for part in PARTS),
-    ]
+    expected = [(None, "dense"), (None, "read"), *product(names, PARTS)]
     assert [(row.flow, row.part) for row in result.rows] == expected * 2
     assert {row.calls for row in result.rows} == {2}
     check_output(result)

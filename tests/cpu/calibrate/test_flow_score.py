@@ -8,7 +8,6 @@ import pytest
 from support.engines import prompt, tiny
 from support.replays import replay
 
-from sparrow import models
 from sparrow.calibration.flows import score as flow_score
 from sparrow.calibration.flows.texts import Text
 from sparrow.calibration.replay import read
@@ -27,11 +26,6 @@ def sample(name: str, ids: list[int]) -> flow_score.TokenizedText:
 
 
 TEXTS = [sample(f"t{n}", prompt(200, n)) for n in range(3)]
-
-
-@pytest.fixture(scope="module")
-def model() -> models.Decoder:
-    return tiny()
 
 
 def run(model, folder: Path, flows=(quest,), budgets=(64,), texts=TEXTS, **settings) -> FlowScores:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.engines import HIDDEN, dense_hidden, engine_of, logp, prompt, recorded_hidden, tiny
+from support.engines import HIDDEN, dense_hidden, engine_of, logp, prompt, recorded_hidden
 from support.replays import Replay, replay
 from torch import Tensor
 
@@ -33,11 +33,6 @@ SCHEDULES = {
     ),
     "by-head": Schedule.fixed(48, dense_layers=(0,), layers=BY_HEAD, name="by-head"),
 }
-
-
-@pytest.fixture(scope="module")
-def model() -> models.Decoder:
-    return tiny()
 
 
 def sampled(

@@ -41,19 +41,11 @@ def charts(section: Section) -> list[Chart]:
 
 
 def test_every_figure_draws_and_draws_the_same_twice() -> None:
-    surfaces = (
-        measured(),
-        measured(**LARGE, missing=0.3),
-        measured(bins=(0, 64, 128, 1024), names=FOUR, targets=[0.84, 0.86]),
-        measured(bins=(0, 500), budgets=(128,), floor=[]),
-    )
-    plans = (
-        planned(),
-        planned(18, 2000, compare=PRESET, check=CHECK),
-        planned(5, dense_from=3),
-        planned(4, dense_from=0, sensitivity=[]),
-        planned(1),
-    )
+    several = measured(bins=(0, 64, 128, 1024), names=FOUR, targets=[0.84, 0.86])
+    one = measured(bins=(0, 500), budgets=(128,), floor=[])
+    surfaces = (measured(), measured(**LARGE, missing=0.3), several, one)
+    plans = [planned(), planned(18, 2000, compare=PRESET, check=CHECK), planned(5, dense_from=3)]
+    plans += [planned(4, dense_from=0, sensitivity=[]), planned(1)]
     figures = [figure for shown in surfaces for figure in calibration.surface_figures(shown)]
     figures += [figure for shown in plans for figure in calibration.plan_figures(shown)]
     for figure in figures:

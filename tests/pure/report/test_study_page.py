@@ -12,9 +12,11 @@ from support.study_folders import FINALS
 
 from sparrow_recipes.study.files import read_study
 from sparrow_recipes.study.outcome import conclude
-from sparrow_recipes.study.page import study_page
+from sparrow_recipes.study.page import TEXTS, study_page
 from sparrow_recipes.study.page import write_study as write
 from sparrow_recipes.study.verdicts import with_verdicts
+
+SECTIONS = ["arms", "accuracy", "gaps", "tails", "drift", "rollout", "budgets", "cells"]
 
 
 def write_study(folder: Path) -> Path:
@@ -40,17 +42,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_report_has_its_parts_in_order(written: Path) -> None:
     text = (written / "report.md").read_text(encoding="utf-8")
     titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
-    assert titles == [
-        "Arms",
-        "Held-out accuracy by step",
-        "Threshold",
-        "Tail, entropy and length by step",
-        "Tail and entropy, start against end",
-        "Rollout",
-        "Kept tokens by length",
-        "Cells",
-        "Commands",
-    ]
+    assert titles == [TEXTS[key]["title"] for key in SECTIONS] + ["Commands"]
     assert text.index("The baseline (dense, seeds: 3) ended at 0.900") < text.index("## Arms")
     row = next(line for line in text.splitlines() if line.startswith("| p0.75 |"))
     assert "| 0.600 0.620 0.580 | 0.600 | 0.600 0.620 0.580 | +0.300 \\[" in row
