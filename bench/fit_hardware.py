@@ -239,14 +239,14 @@ def _figures(error: FloatArray) -> str:
 
 
 def _print_rollouts(machine: hardware.Hardware, results: dict[str, Any]) -> None:
-    print("\nrollouts of the whole trace, summed from measured steps; predicted ones in brackets")
+    print("\nrollouts of the whole trace, summed from times steps; predicted ones in brackets")
     for name, result in results.items():
         whole, _ = traces(result)
-        told = [row["seconds"] for row in result["rows"]]
+        times = [row["seconds"] for row in result["rows"]]
         models = [hardware.StepModel(machine, reads) for reads in reads_of(result)]
         dense, sparse = (cost.rollout_seconds(whole, model) for model in models)
-        gain, expected = told[0] / told[1], dense / sparse
-        seconds = f"dense {told[0]:.1f} ({dense:.1f}) s, sparse {told[1]:.1f} ({sparse:.1f}) s"
+        gain, expected = times[0] / times[1], dense / sparse
+        seconds = f"dense {times[0]:.1f} ({dense:.1f}) s, sparse {times[1]:.1f} ({sparse:.1f}) s"
         speed_up = f"speed-up {gain:.3f} ({expected:.3f}, {expected / gain - 1:+.1%})"
         print(f"{name}: {seconds}, {speed_up}")
 

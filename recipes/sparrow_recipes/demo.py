@@ -276,7 +276,7 @@ def gate_stopped(place: Place) -> bool:
 
 def _time(place: Place) -> None:
     """Dense against sparse, at the demo's length and at a long one."""
-    from sparrow.reporting.training import told, verdict
+    from sparrow.reporting.training import describe_case, verdict
     from sparrow_recipes import dense_sparse
 
     _stage("time", LONG=LONG)
@@ -289,7 +289,7 @@ def _time(place: Place) -> None:
         with _or_fresh():
             speed = Speed.load(place.speed)
     for case in speed.cases:
-        _say(f"  [bold]{verdict(case.speed_up)}[/]. {plain(told(case))}", markup=True)
+        _say(f"  [bold]{verdict(case.speed_up)}[/]. {plain(describe_case(case))}", markup=True)
 
 
 def _finish(place: Place, seconds: float) -> None:

@@ -27,7 +27,7 @@ from sparrow.stats import SATURATED, TAIL, Interval, fit_beta, quantile_interval
 UNCERTAIN = 0.1  # nats of dense entropy above which a token was a decision
 DOUBT = 2.0  # intervals of few prompts are too narrow: they count as so many times as wide
 LEAST_SHARE, MOST_SHARE, STEP = 0.25, 4.0, 0.05
-SLOPES = (0.25, 3.0)  # of losses against budgets that are believed
+SLOPES = (0.25, 3.0)  # of losses against budgets, clipped to this range
 NO_LOSS = 1e-4
 CLIPPINGS = 8  # after each the mean is brought back to 1
 

@@ -278,11 +278,11 @@ def _speed_bars(speed: Speed, number: int) -> page.Bars:
         "alternating rounds; whiskers: fastest and slowest."
     )
     key, title = f"speed-{number}", "Dense against sparse on this machine"
-    say = " ".join([*map(told, speed.cases), how])
+    say = " ".join([*map(describe_case, speed.cases), how])
     return page.Bars(key=key, title=title, unit="ms per step", groups=groups, say=say)
 
 
-def told(case: SpeedCase) -> str:
+def describe_case(case: SpeedCase) -> str:
     """A sentence on a timed case: what was timed, and why it came out so."""
     return f"{case.name} ({case.what}): {case.why}."
 

@@ -87,7 +87,7 @@ def workload(surface: Surface, config: PlanConfig) -> Workload:
         if count > MOST_SEQUENCES:
             raise ValueError(f"expected at most {MOST_SEQUENCES} sequences, got {count}")
         lengths = np.random.default_rng(0).choice(lengths, count)
-    cells = believed(surface.cells)
+    cells = reliable(surface.cells)
     cutoff = measured_to(cells) if cells else surface.bins[-1]
     if lengths.max() > cutoff:
         lengths, name = np.minimum(lengths, cutoff), f"{name}, cut at {cutoff} tokens"
@@ -111,7 +111,7 @@ def _read_lengths(place: Path) -> cost.IntArray:
     return np.array(numbers, np.int64)
 
 
-def believed(cells: Sequence[Cell]) -> list[Cell]:
+def reliable(cells: Sequence[Cell]) -> list[Cell]:
     """Return the sparse cells with enough prompts to be used."""
     return [cell for cell in cells if cell.prompts >= FEW and cell.budget is not None]
 

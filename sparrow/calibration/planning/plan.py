@@ -21,9 +21,9 @@ import numpy.typing as npt
 from sparrow.calibration.planning.context import (
     FEW,
     PlanningContext,
-    believed,
     measured_to,
     prices,
+    reliable,
 )
 from sparrow.calibration.planning.cost import FloatArray, eflops, printed_speed_up
 from sparrow.calibration.planning.hardware import extrapolation_notes
@@ -122,20 +122,20 @@ def cheapest(costs: FloatArray, reached: FloatArray, target: float) -> list[int]
     """
     bins, budgets = costs.shape
     best = np.where(reached[0] >= target, costs[0], np.inf)
-    came: list[npt.NDArray[np.int64]] = []
+    predecessors: list[npt.NDArray[np.int64]] = []
     for place in range(1, bins):
-        lead = np.empty(budgets, np.int64)
+        before = np.empty(budgets, np.int64)
         least = 0
         for budget in range(budgets):
             least = budget if best[budget] < best[least] else least
-            lead[budget] = least
-        came.append(lead)
-        best = np.where(reached[place] >= target, best[lead] + costs[place], np.inf)
+            before[budget] = least
+        predecessors.append(before)
+        best = np.where(reached[place] >= target, best[before] + costs[place], np.inf)
     places = [int(np.argmin(best))]
     if not np.isfinite(best[places[0]]):
         return None
-    for lead in reversed(came):
-        places.append(int(lead[places[-1]]))
+    for before in reversed(predecessors):
+        places.append(int(before[places[-1]]))
     return places[::-1]
 
 
@@ -188,7 +188,7 @@ def plan_options(context: PlanningContext, config: PlanConfig) -> list[PlanOptio
     options: list[PlanOption] = []
     missed: list[Unreachable] = []
     for variant in [surface.variant(name) for name in config.variant] or surface.variants:
-        cells = believed([cell for cell in surface.cells if cell.variant == variant.name])
+        cells = reliable([cell for cell in surface.cells if cell.variant == variant.name])
         try:
             options += [_option(context, config, variant, cells)] if cells else []
         except Unreachable as error:
@@ -308,7 +308,7 @@ def _unreachable(
 def notes(context: PlanningContext, option: PlanOption) -> tuple[str, ...]:
     """Return notes on what was not measured or is uncertain, and where sparsity does not pay."""
     surface, hardware, texts = context.surface, context.hardware, []
-    name, cells = option.variant.name, believed(surface.cells)
+    name, cells = option.variant.name, reliable(surface.cells)
     starts = {cell.start for cell in cells if cell.variant == name}
     empty = ", ".join(f"{bin.start} on" for bin in option.bins if bin.start not in starts)
     if empty:
@@ -417,7 +417,7 @@ def _nearest_measured(surface: Surface, other: Schedule, start: int) -> schema.C
     }
     below = [
         cell
-        for cell in believed(surface.cells)
+        for cell in reliable(surface.cells)
         if cell.variant in alike and cell.start == start and (cell.budget or 0) <= budget
     ]
     near = max(below, key=lambda cell: cell.budget or 0, default=None)
