@@ -239,7 +239,7 @@ def _figures(error: FloatArray) -> str:
 
 
 def _print_rollouts(machine: hardware.Hardware, results: dict[str, Any]) -> None:
-    print("\nrollouts of the whole trace, summed from times steps; predicted ones in brackets")
+    print("\nrollouts of the whole trace, summed from measured steps; predicted ones in brackets")
     for name, result in results.items():
         whole, _ = traces(result)
         times = [row["seconds"] for row in result["rows"]]
