@@ -248,8 +248,8 @@ def _hardware(config: PlanConfig) -> "Hardware":
 
     if config.bandwidth is None or config.flops is None or config.memory is None:
         return Hardware.load(config.hardware)
-    return Hardware.plain(
-        "a machine by its bytes",
+    return Hardware(
+        name="a machine by its bytes",
         bytes_per_s=config.bandwidth,
         flops_per_s=config.flops,
         memory=int(config.memory),
