@@ -277,12 +277,13 @@ def test_rows_and_a_reward_of_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert evaluation.cells[0].rows == 4
     assert run.model.name in evaluation.model
 
-    def short(text: str, answer: str) -> float:  # of the same name
+    def other(text: str, answer: str) -> float:
         return 1.0
 
+    other.__name__ = "short"
     more: Any = {"steps": 2, "out": tmp_path / "run", **settings}
     with pytest.raises(ValueError, match=r"Changed:.* data\.reward here:short"):
-        api.train(model, rows, reward=short, **more)
+        api.train(model, rows, reward=other, **more)
 
 
 def test_failed_verdicts_and_unusable_rows_are_told_by_one_warning(
