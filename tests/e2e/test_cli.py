@@ -140,7 +140,7 @@ def test_mistakes_are_one_message() -> None:
 
 def test_limits_of_the_model_are_named_and_leave_nothing(folder: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "run")
-    wrong = {"--sampling.max_tokens=600": "the context is 512"}
+    wrong = {"--sampling.max_tokens=600": "context of 512"}
     if not torch.cuda.is_available():
         wrong["--model.device=cuda"] = "no GPU"
     for word, said in wrong.items():
