@@ -1,0 +1,141 @@
+"""Exact decoding: with shared noise the tokens of dense decoding, with rejection its distribution."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.engines import (
+    HIDDEN,
+    SPARSE,
+    VOCABULARY,
+    alone,
+    assert_same_bits,
+    engine_of,
+    params,
+    prompt,
+    run,
+)
+
+from sparrow.schema.sampling import OutputOptions, SpeculativeParams
+from sparrow.schema.schedule import Schedule
+from sparrow.sparse.flows import library
+from sparrow.sparse.rule import Rule
+
+PROMPTS = [[5, 9, 2], prompt(40), prompt(16, 1), prompt(150, 2)]
+
+
+def shared(draft_tokens: int = 4) -> SpeculativeParams:
+    return SpeculativeParams(draft_tokens=draft_tokens, acceptance="shared_noise")
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 3, 8, 16])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n": 2},
+        {"temperature": 0.7, "top_k": 30, "top_p": 0.9},
+        {"temperature": 0.0},
+        {"stop_token_ids": tuple(range(0, 60, 2)), "min_tokens": 9},
+        {"max_tokens": 1},
+        {"max_tokens": 2},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_shared_noise_equals_dense_decoding(model, changes: dict[str, Any], draft_tokens) -> None:
+    own = params(**{"max_tokens": 40, **changes})
+    wanted = engine_of(model).generate(PROMPTS, own)
+    given = engine_of(model).generate(
+        PROMPTS, own, schedule=SPARSE, speculative=shared(draft_tokens)
+    )
+    for mine, other in zip(given, wanted, strict=True):
+        assert_same_bits(mine, other)
+        assert mine.weight_versions.tolist() == other.weight_versions.tolist()
+
+
+def test_any_flow_budget_and_company_gives_the_tokens_of_dense_decoding(model) -> None:
+    """Dense, sparse and exact requests in one batch, under both rules, of several draft lengths."""
+    for flow in (library.fine_means(4), library.quest, library.window):
+        rule = Rule(flow=flow, last=3)
+        engine = engine_of(model, rule=rule, pages=400)
+        budgets = [Schedule.fixed(b, flow=flow.name, last=3) for b in (64, 80, 128)]
+        ways = [(None, None), (budgets[0], None), (budgets[1], SpeculativeParams(draft_tokens=5))]
+        ways += [
+            (budget, shared(drafts)) for budget, drafts in zip(budgets, (1, 7, 20), strict=True)
+        ]
+        numbers = {
+            engine.add(ids, params(seed=i, max_tokens=33), schedule=schedule, speculative=how): i
+            for ids in PROMPTS[1:]
+            for i, (schedule, how) in enumerate(ways)
+        }
+        done = run(engine)
+        for (number, _), completion in done.items():
+            ids, (schedule, how) = completion.prompt_ids.tolist(), ways[numbers[number]]
+            if how is None or how.acceptance == "shared_noise":
+                alike = engine_of(model, rule=rule)
+                own = params(seed=numbers[number], max_tokens=33)
+                (wanted,) = alike.generate([ids], own, schedule=None if how else schedule)
+                assert_same_bits(completion, wanted)
+
+
+def test_swaps_sleep_and_aborts_change_no_token(model) -> None:
+    """Too few pages for all: the youngest wait in host memory, rounds over."""
+    own = [params(seed=seed, max_tokens=60) for seed in range(4)]
+    wanted = [alone(model, PROMPTS[3], each) for each in own]
+    engine = engine_of(model, pages=34)
+    numbers = [engine.add(PROMPTS[3], each, schedule=SPARSE, speculative=shared(5)) for each in own]
+    doomed = engine.add(PROMPTS[3], params(seed=9), schedule=SPARSE, speculative=shared(3))
+    outputs = [output for _ in range(6) for output in engine.step()]
+    engine.sleep()
+    engine.wake()
+    engine.abort(doomed)
+    done = run(engine, outputs=outputs)
+    assert sum(completion.swaps for completion in done.values()) > 1
+    for number, completion in zip(numbers, wanted, strict=True):
+        assert_same_bits(done[number, 0], completion)
+    assert done[doomed, 0].finish_reason == "abort"
+
+
+def test_a_round_ends_at_a_stop_token_and_nothing_beyond_is_recorded(model) -> None:
+    options = OutputOptions(top_logprobs=3, hidden_states=True)
+    own = params(max_tokens=60, stop_token_ids=tuple(range(0, VOCABULARY, 9)), n=6)
+    wanted = engine_of(model).generate([PROMPTS[1]], own, options=options)
+    engine = engine_of(model)
+    request = engine.add(PROMPTS[1], own, schedule=SPARSE, speculative=shared(8), options=options)
+    done = run(engine)
+    assert {completion.finish_reason for completion in wanted} >= {"stop"}
+    for sample, completion in enumerate(wanted):
+        mine = done[request, sample]
+        assert_same_bits(mine, completion)
+        for name in ("hidden", "top_ids", "top_logprobs"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(completion, name))
+
+
+def test_statistics_say_what_was_drafted_and_accepted(model) -> None:
+    """Dense drafts are all accepted, so every round but the last has all its tokens."""
+    dense = Schedule.fixed(4096)
+    own = params(max_tokens=38)
+    (completion,) = engine_of(model).generate(
+        [PROMPTS[1]], own, schedule=dense, speculative=SpeculativeParams(draft_tokens=5)
+    )
+    spec = completion.speculation
+    assert spec.drafted_by_position == spec.accepted_by_position == (6,) * 5
+    assert (spec.rounds, spec.draft_tokens, spec.accepted_tokens) == (7, 30, 30)
+    (sparse,) = engine_of(model).generate(
+        [PROMPTS[3]], own, schedule=SPARSE, speculative=SpeculativeParams(draft_tokens=5)
+    )
+    spec = sparse.speculation
+    assert 0 < spec.accepted_tokens < spec.draft_tokens
+    assert spec.rounds + spec.accepted_tokens >= 37  # the first token comes from the prompt
+
+
+def test_what_cannot_draft_is_refused(model) -> None:
+    stateful = library.running_average(0.7)
+    engine = engine_of(model, rule=Rule(flow=stateful))
+    with pytest.raises(ValueError, match="state"):
+        engine.add(
+            [1], params(), schedule=Schedule.fixed(64, flow=stateful.name), speculative=shared()
+        )
+    with pytest.raises(ValueError, match="draft_tokens"):
+        engine_of(model).add([1], params(), schedule=SPARSE, speculative=shared(17))
+    with pytest.raises(ValueError, match="rule"):
+        engine_of(model, rule=None).add([1], params(), speculative=shared())
