@@ -4,21 +4,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from scipy.stats import chisquare
 from support.engines import (
-    HIDDEN,
     SPARSE,
     VOCABULARY,
     alone,
     assert_same_bits,
     engine_of,
+    logp,
     params,
     prompt,
     run,
+    tiny,
 )
 
-from sparrow.schema.sampling import OutputOptions, SpeculativeParams
+from sparrow.models.attention import Packed
+from sparrow.schema.sampling import Completion, OutputOptions, SpeculativeParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows import library
+from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.rule import Rule
 
 PROMPTS = [[5, 9, 2], prompt(40), prompt(16, 1), prompt(150, 2)]
@@ -52,29 +57,57 @@ def test_shared_noise_equals_dense_decoding(model, changes: dict[str, Any], draf
         assert mine.weight_versions.tolist() == other.weight_versions.tolist()
 
 
-def test_any_flow_budget_and_company_gives_the_tokens_of_dense_decoding(model) -> None:
+@pytest.mark.parametrize(
+    "flow", [library.fine_means(4), library.quest, library.window], ids=lambda flow: flow.name
+)
+def test_any_flow_budget_and_company_gives_the_tokens_of_dense_decoding(model, flow: Flow) -> None:
     """Dense, sparse and exact requests in one batch, under both rules, of several draft lengths."""
-    for flow in (library.fine_means(4), library.quest, library.window):
-        rule = Rule(flow=flow, last=3)
+    rule = Rule(flow=flow, last=3)
+    budgets = [Schedule.fixed(budget, flow=flow.name, last=3) for budget in (64, 80, 128)]
+    ways = [(None, None), (budgets[0], None), (budgets[1], SpeculativeParams(draft_tokens=5))]
+    ways += [(budget, shared(drafts)) for budget, drafts in zip(budgets, (1, 7, 20), strict=True)]
+    asked = [(ids, number) for ids in PROMPTS[1:] for number in range(len(ways))]
+
+    def answers(mixed: bool) -> list[Completion]:
         engine = engine_of(model, rule=rule, pages=400)
-        budgets = [Schedule.fixed(b, flow=flow.name, last=3) for b in (64, 80, 128)]
-        ways = [(None, None), (budgets[0], None), (budgets[1], SpeculativeParams(draft_tokens=5))]
-        ways += [
-            (budget, shared(drafts)) for budget, drafts in zip(budgets, (1, 7, 20), strict=True)
-        ]
-        numbers = {
-            engine.add(ids, params(seed=i, max_tokens=33), schedule=schedule, speculative=how): i
-            for ids in PROMPTS[1:]
-            for i, (schedule, how) in enumerate(ways)
-        }
-        done = run(engine)
-        for (number, _), completion in done.items():
-            ids, (schedule, how) = completion.prompt_ids.tolist(), ways[numbers[number]]
-            if how is None or how.acceptance == "shared_noise":
-                alike = engine_of(model, rule=rule)
-                own = params(seed=numbers[number], max_tokens=33)
-                (wanted,) = alike.generate([ids], own, schedule=None if how else schedule)
-                assert_same_bits(completion, wanted)
+        for ids, number in asked:
+            schedule, how = ways[number] if mixed or ways[number][1] is None else (None, None)
+            own = params(seed=number, max_tokens=33)
+            engine.add(ids, own, schedule=schedule, speculative=how)
+        return [completion for _, completion in sorted(run(engine).items())]
+
+    for (_, number), mine, other in zip(asked, answers(True), answers(False), strict=True):
+        if ways[number][1] is None or ways[number][1].acceptance == "shared_noise":
+            assert_same_bits(mine, other)
+
+
+def test_rejection_samples_the_policys_distribution() -> None:
+    """All answers of three tokens over a vocabulary of 5, by drafts far from the policy."""
+    small = tiny(vocabulary=5, layers=2)
+    ids, sparse = [token % 5 for token in prompt(150, 2)], Schedule.fixed(48)
+    own = params(n=4000, max_tokens=4, seed=1)
+    engine = engine_of(small, pages=400, max_running=64)
+    completions = engine.generate(
+        [ids], own, schedule=sparse, speculative=SpeculativeParams(draft_tokens=2)
+    )
+    drafted = sum(completion.speculation.draft_tokens for completion in completions)
+    assert sum(c.speculation.accepted_tokens for c in completions) < 0.9 * drafted
+    counts = np.zeros((5,) * 4)
+    for completion in completions:
+        counts[tuple(completion.token_ids)] += 1
+    expected = np.zeros_like(counts)
+    for answer in np.ndindex(counts.shape):
+        sequence = torch.tensor([*ids, *answer])
+        with torch.no_grad():
+            bounds = torch.tensor([0, len(sequence)])
+            hidden = small(sequence, torch.arange(len(sequence)), Packed(bounds=bounds))
+            steps_4V = logp(small, hidden[len(ids) - 1 : -1])
+        expected[answer] = steps_4V[range(4), answer].sum().exp()
+    likely = expected * 4000 > 5  # a chi-square test wants enough of each; the rest is one class
+    rest = [counts[~likely].sum()], [expected[~likely].sum()]
+    observed = np.concatenate([counts[likely], rest[0]])
+    wanted = np.concatenate([expected[likely], rest[1]])
+    assert chisquare(observed, wanted / wanted.sum() * observed.sum()).pvalue > 1e-4
 
 
 def test_swaps_sleep_and_aborts_change_no_token(model) -> None:
