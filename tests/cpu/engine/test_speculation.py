@@ -1,5 +1,6 @@
 """Exact decoding: with shared noise the tokens of dense decoding, with rejection its distribution."""
 
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from support.engines import (
     VOCABULARY,
     alone,
     assert_same_bits,
+    changed,
     engine_of,
     logp,
     params,
@@ -19,12 +21,21 @@ from support.engines import (
     tiny,
 )
 
+from sparrow.engine import Engine
+from sparrow.models import load, load_tokenizer
 from sparrow.models.attention import Packed
-from sparrow.schema.sampling import Completion, OutputOptions, SpeculativeParams
+from sparrow.models.lora import Adapter
+from sparrow.schema.sampling import (
+    Completion,
+    OutputOptions,
+    SamplingParams,
+    SpeculativeParams,
+)
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.rule import Rule
+from sparrow.tasks import PUZZLES
 
 PROMPTS = [[5, 9, 2], prompt(40), prompt(16, 1), prompt(150, 2)]
 
@@ -172,3 +183,62 @@ def test_what_cannot_draft_is_refused(model) -> None:
         engine_of(model).add([1], params(), schedule=SPARSE, speculative=shared(17))
     with pytest.raises(ValueError, match="rule"):
         engine_of(model, rule=None).add([1], params(), speculative=shared())
+
+
+def test_adapters_and_new_weights_between_rounds(model) -> None:
+    """Restarted samples are those of the new weights; others say which version drew which token."""
+    own, adapter = params(max_tokens=24), Adapter.random(model.spec, 4, b_std=0.5)
+    for name in (None, "one"):
+        exact, dense = engine_of(tiny()), engine_of(tiny())
+        for engine in (exact, dense):
+            engine.load_adapter("one", adapter)
+        drafts = {"schedule": SPARSE, "speculative": shared(6)}
+        restarted = exact.add(PROMPTS[3], own, adapter=name, **drafts)
+        outputs = [output for _ in range(4) for output in exact.step()]
+        for engine in (exact, dense):
+            engine.update(changed(model), version=3, in_flight="restart")
+        (wanted,) = dense.generate([PROMPTS[3]], own, adapter=name)
+        done = run(exact, outputs=outputs)[restarted, 0]
+        assert_same_bits(done, wanted)
+        assert done.restarts == 1
+
+        continued = exact.add(PROMPTS[3], own, adapter=name, **drafts)
+        outputs = [output for _ in range(5) for output in exact.step()]
+        exact.update(changed(model, seed=8), version=4)
+        versions = run(exact, outputs=outputs)[continued, 0].weight_versions.tolist()
+        assert versions == sorted(versions)
+        assert {*versions} == {3, 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flow",
+    [library.block_mean, library.quest, library.fine_means(4), library.value_gated, library.window],
+    ids=lambda flow: flow.name,
+)
+def test_a_thousand_answers_equal_dense_decoding(flow: Flow) -> None:
+    """200 answers of `tiny` for each of five flows: random budgets, draft lengths, neighbours."""
+    random = Random(flow.name)
+    model = load("tiny", device="cpu")
+    tokenizer = load_tokenizer(model.source)
+    asked = []
+    for _ in range(50):
+        row = PUZZLES["assignments"].row(random.randrange(10**6), random.randrange(100, 260))
+        ids = tokenizer(row.prompt, add_special_tokens=False)["input_ids"]
+        asked.append((ids, SamplingParams(n=4, max_tokens=192, seed=random.randrange(2**31))))
+    wanted = Engine(model, max_context=1024).generate(*zip(*asked, strict=True))
+    engine = Engine(model, max_context=1024, rule=Rule(flow=flow, last=3), max_running=24)
+    numbers = []
+    for ids, own in asked:
+        budget = Schedule.fixed(random.randrange(64, 256, 16), flow=flow.name, last=3)
+        drafts = shared(random.randrange(1, 33))
+        numbers.append(engine.add(ids, own, schedule=budget, speculative=drafts))
+        if random.random() < 0.5:
+            other = random.choice([None, SpeculativeParams(draft_tokens=random.randrange(1, 9))])
+            engine.add(ids, own, schedule=random.choice([None, budget]), speculative=other)
+    done = run(engine, most=10**5)
+    mine = [done[number, sample] for number in numbers for sample in range(4)]
+    for exact, dense in zip(mine, wanted, strict=True):
+        assert exact.token_ids.tolist() == dense.token_ids.tolist()
+    drafted = sum(completion.speculation.draft_tokens for completion in mine)
+    assert 0.2 * drafted < sum(c.speculation.accepted_tokens for c in mine) < drafted
