@@ -42,11 +42,7 @@ class Query(NamedTuple):
 
 
 def outputs(
-    engine: Engine,
-    queries: Sequence[Query],
-    *,
-    streamed: bool = False,
-    ahead: int | None = None,
+    engine: Engine, queries: Sequence[Query], *, streamed: bool = False, ahead: int | None = None
 ) -> Iterator[tuple[int, Output]]:
     """Yield the engine's outputs for queries as they come, each with the number of its query.
 
@@ -89,11 +85,10 @@ def answer(
 
     `report` gets a description of the run, `on_text(row, piece)` pieces of text as they come.
     """
-    folder = config.run.out
+    folder, name, sampling = config.run.out, config.model.name, config.sampling
     if folder is not None and (folder / COMPLETIONS).exists():
         raise ValueError(f"{folder / COMPLETIONS} exists; choose another run directory")
     schedule_of(config.attention)  # reports errors before the model is loaded
-    name, sampling = config.model.name, config.sampling
     place: dict[str, Any] = {"dtype": config.model.dtype, "device": config.model.device}
     model = load(name, **place, report=report) if loaded is None else loaded
     language = Language(load_tokenizer(model.source or name), name, config.chat)
@@ -105,7 +100,6 @@ def answer(
         f"attention: {'dense' if schedule is None else schedule.describe()} | "
         f"{describe_ops(model)}"
     )
-
     chats = [config.messages] if config.messages else config.prompts
     prompts = [language.encode(prompt, raw=config.raw) for prompt in chats]
     engine = Engine(  # just large enough; for a reader, so single answers need not be padded
@@ -116,22 +110,26 @@ def answer(
         exact_batches=False,
     )
     queries = [Query(ids, sampling, schedule) for ids in prompts]
-    stream = None if on_text is None else _Stream(language.decode, on_text)
-    done: dict[int, Completion] = {}
-    for number, output in outputs(engine, queries, streamed=stream is not None):
-        row = number * sampling.n + output.sample
-        if stream is not None:
-            stream.take(row, output.tokens)
-        if output.completion is not None:
-            text = language.decode(output.completion.token_ids.tolist())
-            done[row] = output.completion.replace(text=text)
-    if stream is not None:
-        stream.finish()
-    completions = Completions(done[row] for row in sorted(done))
+    completions = _complete(engine, queries, language, on_text)
     if folder is not None:
         with (folder / COMPLETIONS).open("a", encoding="utf-8") as lines:
             lines.writelines(json.dumps(to_dict(completion)) + "\n" for completion in completions)
     return completions
+
+
+def _complete(
+    engine: Engine, queries: Sequence[Query], language: Language, on_text: OnText | None
+) -> Completions:
+    """Run the queries to their end; return the completions with their text, query by query."""
+    stream = _Stream(language.decode, on_text or (lambda row, piece: None))
+    done: dict[tuple[int, int], Completion] = {}
+    for number, output in outputs(engine, queries, streamed=on_text is not None):
+        stream.take(number * queries[number].params.n + output.sample, output.tokens)
+        if output.completion is not None:
+            text = language.decode(output.completion.token_ids.tolist())
+            done[number, output.sample] = output.completion.replace(text=text)
+    stream.finish()
+    return Completions(done[key] for key in sorted(done))
 
 
 class _Stream:

@@ -79,9 +79,7 @@ class Engine:
         if on_gpu and model.device.index not in (None, torch.cuda.current_device()):
             raise ValueError(f"the model is on {model.device}: torch.cuda.set_device it first")
         if rule is not None and rule != "auto" and not isinstance(rule, Rule):
-            raise ValueError(
-                f"rule={rule!r}: expected a Rule, such as Rule(flow=...), auto or None"
-            )
+            raise ValueError(f"rule={rule!r}, expected a Rule, auto or None")
         self._auto_rule = rule == "auto"
         self.model, self.rule = model, Rule() if isinstance(rule, str) else rule
         self.max_running = (256 if on_gpu else 64) if max_running is None else max_running
@@ -98,9 +96,8 @@ class Engine:
         self._kv_bytes = kv_bytes
         self._weights = WeightStore(model)
         self._adapters = AdapterBank(model.spec, adapters, adapter_rank, model.dtype, model.device)
-        self._budgets = BudgetTable(
-            layers=model.spec.layers, kv_heads=model.spec.kv_heads, device=model.device
-        )
+        spec, device = model.spec, model.device
+        self._budgets = BudgetTable(layers=spec.layers, kv_heads=spec.kv_heads, device=device)
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
         self._graphs = graphs and on_gpu and not without_kernel(model, self.rule)
         self._ids = itertools.count()
@@ -257,9 +254,8 @@ class Engine:
         busy = list(self.loop.requests) if new_flow else [request.id for request in sparse]
         if busy:
             raise ValueError(
-                f"schedule {schedule.name!r} has another rule ({rule.describe()}) than requests "
-                f"{busy[:5]}, which are running ({self.rule.describe()}): wait for them, or use a "
-                "second engine"
+                f"schedule {schedule.name!r} has another rule ({rule.describe()}) than running "
+                f"requests {busy[:5]} ({self.rule.describe()}): wait, or use a second engine"
             )
         former = self.rule
         self.rule = self.loop.rule = rule

@@ -42,9 +42,8 @@ def generate(
     rule = Rule(flow=flow) if schedule is None else Rule.like(schedule, flow)
     if schedule is not None:
         rule.check(schedule, page=PAGE, family=model.spec.family)
-    budgets = BudgetTable(
-        layers=model.spec.layers, kv_heads=model.spec.kv_heads, device=model.device
-    )
+    spec, device = model.spec, model.device
+    budgets = BudgetTable(layers=spec.layers, kv_heads=spec.kv_heads, device=device)
     slot = 0 if schedule is None else budgets.add(schedule)
     samples = _samples(model, prompts, params, schedule)
     pages = [len(sample.context.pages) for sample in samples]
@@ -58,7 +57,7 @@ def generate(
             logits_BV = _decode(model, cache, rule, live, budgets, slot)
             for sample, logits_V in zip(live, logits_BV, strict=True):
                 _draw(sample, logits_V)
-    return [sample.completion(model.spec, rule) for sample in samples]
+    return [sample.completion(spec, rule) for sample in samples]
 
 
 def _samples(

@@ -117,10 +117,8 @@ class Request:
         if max(params.stop_token_ids, default=0) >= most:
             raise ValueError(f"stop_token_ids {params.stop_token_ids} are not all in 0..{most - 1}")
         if len(prompt) + params.max_tokens > room:
-            raise ValueError(
-                f"the prompt has {len(prompt)} tokens and may grow by {params.max_tokens} "
-                f"(max_tokens), but the context is {room}"
-            )
+            need = f"{len(prompt)} prompt tokens and max_tokens={params.max_tokens}"
+            raise ValueError(f"{need} exceed the context of {room} tokens")
         if params.min_tokens and len(self.stop_ids) > STOPS:
             raise ValueError(f"{len(self.stop_ids)} stop ids with min_tokens, at most {STOPS}")
         if self.options.top_logprobs > most:
@@ -132,14 +130,11 @@ class Request:
         """Training-grade log-probs are of the model's own distribution: nothing may cut it."""
         required = {"top_p": 1.0, "top_k": 0, "min_tokens": 0}
         actual = {name: getattr(self.params, name) for name in required}
-        wrong = [f"{name}={actual[name]}" for name in required if actual[name] != required[name]]
+        wrong = [f"{name}={value}" for name, value in actual.items() if value != required[name]]
         if self.params.temperature == 0:
             wrong.append("temperature=0")
         if wrong:
-            raise ValueError(
-                f"{', '.join(wrong)}: the sampled distribution is another than the model's, but "
-                "training-grade log-probs were requested"
-            )
+            raise ValueError(f"{', '.join(wrong)}: training log-probs need the whole distribution")
 
     @property
     def unstarted(self) -> list["Sample"]:
@@ -278,7 +273,7 @@ class Sample:
         """Return the completion, once the sample has ended."""
         assert self.finish is not None
         request, history = self.request, self.history
-        sizes = len(request.prompt), len(self.tokens)
+        sizes, top_k = (len(request.prompt), len(self.tokens)), request.options.top_logprobs
         return Completion(
             prompt_ids=np.array(request.prompt, dtype=np.int32),
             token_ids=np.array(self.tokens, dtype=np.int32),
@@ -286,10 +281,8 @@ class Sample:
             entropies=np.array(self.entropies, dtype=np.float32),
             weight_versions=np.array(self.versions, dtype=np.int32),
             kept=history.join(lambda schedule: kept_shares(schedule, rule, *sizes, spec)),
-            top_ids=_matrix([ids for ids, _ in self.top], np.int32, request.options.top_logprobs),
-            top_logprobs=_matrix(
-                [logprobs for _, logprobs in self.top], np.float32, request.options.top_logprobs
-            ),
+            top_ids=_matrix([ids for ids, _ in self.top], np.int32, top_k),
+            top_logprobs=_matrix([logprobs for _, logprobs in self.top], np.float32, top_k),
             hidden=_matrix(self.hidden, np.float32, request.options.hidden_states),
             finish_reason=self.finish,
             error=self.error,

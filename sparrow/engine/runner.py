@@ -100,6 +100,7 @@ class Delivery:
             self._ready.record()
 
     def _take_extras(self, hidden_BC: Tensor, logits_BV: Tensor) -> None:
+        """Start to copy the hidden states and the most likely tokens that requests ask for."""
         owners = self._owners()
         options = [sample.request.options for sample in owners if sample is not None]
         if any(option.hidden_states for option in options):
@@ -123,25 +124,20 @@ class Delivery:
     def read(self) -> list[tuple[Sample, list[int]]]:
         """Add the tokens to samples that still run; return those samples with their new tokens."""
         packed = self._arrived()
-        logprob, entropy = packed[1:3].view(np.float32)
-        draws = zip(
-            packed[0].tolist(),
-            logprob.tolist(),
-            (entropy + 0.0).tolist(),  # -0.0 reads badly
-            packed[3].tolist(),
-            strict=True,
-        )
+        logprobs, entropies = packed[1:3].view(np.float32)
+        columns = packed[0], logprobs, entropies + 0.0, packed[3]  # -0.0 reads badly
+        draws = zip(*(column.tolist() for column in columns), strict=True)
         due: list[tuple[Sample, list[int]]] = []
         # A step has spare rows at its end.
         for index, (sample, draw) in enumerate(zip(self.samples, draws, strict=False)):
             if sample is None or sample.finish is not None:
                 continue
-            token, logprob_, entropy_, ok = draw
+            token, *floats, ok = draw
             if not ok:
                 sample.fail()
                 due.append((sample, []))
                 continue
-            sample.take(token, logprob_, entropy_, self.version)
+            sample.take(token, *floats, self.version)
             self._hand_extras(index, sample)
             due.append((sample, [token]))
         return due
@@ -332,10 +328,9 @@ class Runner:
     @torch.inference_mode()
     def first_draws(self, samples: Sequence[Sample]) -> StepOutput:
         """The first token of samples that have just entered, from their prompts' logits."""
-        at_B = self.rows.upload([_row(sample) for sample in samples])
+        rows, at_B = self.rows, self.rows.upload([_row(sample) for sample in samples])
         logits_BV = torch.stack([_computed(s.request.logits_V) for s in samples])
         hidden_BC = torch.stack([_computed(s.request.hidden_C) for s in samples])
-        rows = self.rows
         step = ops.step_inputs(at_B, rows.state, page=self.cache.page, width=rows.table_RM.shape[1])
         truncated = any(sample.truncated for sample in samples)
         draws = rows.sample(logits_BV, at_B, step, truncated=truncated)
@@ -406,9 +401,9 @@ class Runner:
         """The whole step as device work: no value of it depends on the host."""
         rows, state = self.rows, self.rows.state
         step = ops.step_inputs(at_B, state, page=self.cache.page, width=kind.pages)
-        budgets = None
-        if kind.sparse:
-            budgets = self.budgets.lookup(rows.schedule_R[at_B], step.lengths_B)
+        budgets = (
+            self.budgets.lookup(rows.schedule_R[at_B], step.lengths_B) if kind.sparse else None
+        )
         attention = PagedDecode(
             cache=self.cache,
             table_BM=step.table_BM,

@@ -103,10 +103,7 @@ class Scheduler:
         """Swap every sample to host memory, drop what can be recomputed, and release the pool."""
         for sample in reversed(self.running[:]):
             self.preempt(sample)
-        for request in self.waiting:
-            self.drop_prompt(request)
-        for sample in self.returning:
-            self.evict(sample)
+        self._drop_beginnings()
         del self.pool, self.rows, self.cache
 
     @property
@@ -191,7 +188,7 @@ class Scheduler:
 
     def drop_prompt(self, request: Request) -> None:
         """Release the prompt's pages of a request; it is recomputed later."""
-        if request.context.pages:
+        if request.context.pages:  # without pages there may be no pool: the engine sleeps
             self.pool.release(request.context.pages)
         request.context = Context()
         request.logits_V = request.hidden_C = None
@@ -233,11 +230,9 @@ class Scheduler:
         pages = sample.context.pages[: pages_for(sample.context.computed, self.pool.page)]
         size = self.cache.bytes // self.pool.pages * len(pages)
         if held + size > self.policy.swap_bytes:
-            raise SwapFull(
-                f"pages ran out, and so did host memory for swapping: {held / 2**30:.3g} GiB are "
-                f"out already and {size / 2**30:.3g} more are needed, but swap_bytes allows "
-                f"{self.policy.swap_bytes / 2**30:.3g}. Run fewer sequences at once, or allow more"
-            )
+            needed, allowed = (held + size) / 2**30, self.policy.swap_bytes / 2**30
+            problem = f"pages ran out, and {needed:.3g} GiB to swap out exceed {allowed:.3g} GiB"
+            raise SwapFull(f"{problem} (swap_bytes): run fewer sequences at once, or allow more")
         sample.swapped = self.cache.read(self.rows.upload(pages), sample.row)
         sample.swaps += 1
 
@@ -349,9 +344,8 @@ class Scheduler:
             # The last one takes over what the request holds; so does one without room beside it.
             takes_over = left == 1 or not (self.pool.available or self.running)
             cost = int(partial and not takes_over)
-            if not request.context.pages or not self.rows.free:
-                return
-            if self.pool.available < cost + self._reserve():
+            room = self.pool.available >= cost + self._reserve()
+            if not (request.context.pages and self.rows.free and room):
                 return
             pages = request.context.pages if takes_over else self._fork(request, work)
             sample.context = Context(pages=pages, computed=len(request.prompt))

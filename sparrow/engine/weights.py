@@ -40,10 +40,8 @@ class WeightStore:
             raise ValueError("the weights were dropped: give all of them (base_version=None)")
         tied_copy = tensors.pop(HEAD, None) if self.model.spec.tied else None
         self._check(tensors, whole=base is None)
-        embedding = tensors.get("model.embed_tokens.weight")
-        if tied_copy is not None and (
-            embedding is None or not torch.equal(tied_copy.to(embedding), embedding)
-        ):
+        embedding = tensors.get("model.embed_tokens.weight", torch.empty(0))
+        if tied_copy is not None and not torch.equal(tied_copy.to(embedding), embedding):
             raise ValueError(f"{HEAD} differs from the embedding, but the model ties the two")
         self.model.edition += 1
         with torch.no_grad():
@@ -57,10 +55,8 @@ class WeightStore:
             raise ValueError(f"the model has no weights {', '.join(unknown[:3])}")
         missing = sorted(self._views.keys() - tensors.keys())
         if whole and missing:
-            raise ValueError(
-                f"{len(missing)} weights are missing, {missing[0]} first; a part of the model "
-                "needs the base_version that it was made from"
-            )
+            count = f"{len(missing)} weights are missing, {missing[0]} first"
+            raise ValueError(f"{count}; a part of the model needs its base_version")
         for name, tensor in tensors.items():
             shape = self._views[name].shape
             if not isinstance(tensor, Tensor) or tensor.is_meta or tensor.layout != torch.strided:
@@ -74,10 +70,7 @@ class WeightStore:
         if not self.present:
             raise ValueError("the weights were dropped by sleep(): give all of them by update()")
         if self.model.edition != self._edition:
-            raise ValueError(
-                "the model's weights were changed, but not by this engine's update(): what it has "
-                "computed does not fit them. Give every engine a model of its own"
-            )
+            raise ValueError("weights changed outside update(): every engine needs its own model")
         if not self.model.head.numel():
             raise ValueError("the model's weights are out: another engine on it sleeps")
 

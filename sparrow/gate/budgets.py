@@ -36,12 +36,9 @@ class Bins:
 
     def places(self, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """The bin of each length."""
-        beyond = lengths >= self.longest
-        if beyond.any():
-            raise ValueError(
-                f"gate: got a token drawn at length {lengths[beyond][0]}, "
-                f"expected one below {self.longest}, the longest sequence"
-            )
+        longest = lengths.max(initial=0)
+        if longest >= self.longest:
+            raise ValueError(f"gate: token of length {longest}, expected below {self.longest}")
         return np.searchsorted(self.starts, lengths, side="right") - 1
 
     def end(self, place: int) -> int:
@@ -71,10 +68,7 @@ def make_bins(
     else:
         edges = sorted({*starts_given, *range(0, longest, -(-longest // PARTS))})
     if len(edges) > MOST_BINS and edges != starts_given:
-        raise ValueError(
-            f"gate: got bins of {width} tokens, which makes {len(edges)} bins below {longest} "
-            f"(the schedule's edges included); expected at most {MOST_BINS}"
-        )
+        raise ValueError(f"gate.bin={width} makes {len(edges)} bins, expected at most {MOST_BINS}")
     starts = tuple(edge for edge in edges if edge < longest)
     stops = tuple([*edges[1:], None][: len(starts)])
     bins = Bins(starts=starts, stops=stops, longest=longest, mass=mass)

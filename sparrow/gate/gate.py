@@ -109,9 +109,7 @@ class BinWindow:
     @classmethod
     def restore(cls, state: dict[str, Any]) -> "BinWindow":
         """Inverse of `state`."""
-        samples = [
-            BinSample(step, prompt, _unpacked(text)) for step, prompt, text in state["samples"]
-        ]
+        samples = [BinSample(*place, _unpacked(text)) for *place, text in state["samples"]]
         sums = [RatioSum(*item) for item in state["sums"]]
         return cls(**(state | {"samples": samples, "sums": sums}))
 
@@ -216,11 +214,9 @@ class Gate:
         """The gate that `state` was taken of; `config` may differ in anything but bins."""
         schedule = None if state["schedule"] is None else from_dict(Schedule, state["schedule"])
         gate = cls(config, schedule, longest=state["longest"], mass=state["mass"])
-        if list(gate._bins.starts) != state["starts"]:
-            raise ValueError(
-                f"Gate.restore: got a state with bins that start at {state['starts']}, "
-                f"expected {list(gate._bins.starts)}, as of gate.bin = {config.bin}"
-            )
+        starts = list(gate._bins.starts)
+        if starts != state["starts"]:
+            raise ValueError(f"gate.bin: bins start at {starts}, saved ones at {state['starts']}")
         gate._windows = [BinWindow.restore(window) for window in state["watches"]]
         gate._step = state["step"]
         return gate

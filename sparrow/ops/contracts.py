@@ -42,9 +42,8 @@ class Contract:
             if self._letters[name]:
                 self._check_shape(name, value, sizes)
         if "H" in sizes and sizes["H"] % sizes.get("G", 1):
-            raise ValueError(
-                f"{sizes['H']} query heads must be a multiple of {sizes['G']} KV heads"
-            )
+            heads, kv_heads = sizes["H"], sizes["G"]
+            raise ValueError(f"{heads} query heads must be a multiple of {kv_heads} KV heads")
         for name, value in named.items():
             if name in RULES:
                 RULES[name](name, value, sizes)
@@ -97,21 +96,16 @@ def _bounds(name: str, edges: Tensor, sizes: Sizes) -> None:
 def _budgets(name: str, budgets: Tensor, sizes: Sizes) -> None:
     """One budget per row, or per row and KV head."""
     _check_integers(name, budgets)
-    rows = sizes.get("T", sizes.get("B"))
-    if tuple(budgets.shape) not in ((rows,), (rows, sizes["G"])):
-        raise ValueError(
-            f"{name} must be [{rows}] or [{rows}, {sizes['G']}] (rows, KV heads), "
-            f"got {[*budgets.shape]}"
-        )
+    rows, kv_heads = sizes.get("T", sizes.get("B")), sizes["G"]
+    if tuple(budgets.shape) not in ((rows,), (rows, kv_heads)):
+        raise ValueError(f"{name} must be [{rows}] or [{rows}, {kv_heads}], got {[*budgets.shape]}")
 
 
 def _lists(name: str, lists: PageLists, sizes: Sizes) -> None:
     rows = sizes["B"], sizes["G"]
     if lists.counts.shape != rows or lists.pages.shape[:2] != rows:
-        raise ValueError(
-            f"{name} must be for {rows} rows and KV heads, got pages {[*lists.pages.shape]} and "
-            f"counts {[*lists.counts.shape]}"
-        )
+        shapes = [*lists.pages.shape], [*lists.counts.shape]
+        raise ValueError(f"{name}: pages and counts must begin with {rows}, got {shapes}")
 
 
 def _logits(name: str, logits: Tensor, _sizes: Sizes) -> None:

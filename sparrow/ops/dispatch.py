@@ -7,7 +7,7 @@ torch.compile: for training, which needs gradients.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache, update_wrapper
 from importlib import import_module
@@ -51,28 +51,27 @@ _choice: ContextVar[Choice] = ContextVar("ops_choice", default="fastest")
 
 
 @contextmanager
-def using(choice: Choice) -> Iterator[None]:
-    """Choose the version of ops in a with-block, in this thread."""
-    if choice not in get_args(Choice):
-        raise ValueError(f"choice must be one of {get_args(Choice)}, got {choice!r}")
-    token = _choice.set(choice)
+def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _choice.reset(token)
+        variable.reset(token)
 
 
-@contextmanager
-def settled_weights() -> Iterator[None]:
+def using(choice: Choice) -> AbstractContextManager[None]:
+    """Choose the version of ops in a with-block, in this thread."""
+    if choice not in get_args(Choice):
+        raise ValueError(f"choice must be one of {get_args(Choice)}, got {choice!r}")
+    return _set(_choice, choice)
+
+
+def settled_weights() -> AbstractContextManager[None]:
     """Promise for a with-block that no running kernel writes weights.
 
     Products may then read weights before the previous kernel has ended. Outside, they wait.
     """
-    token = _settled.set(True)
-    try:
-        yield
-    finally:
-        _settled.reset(token)
+    return _set(_settled, True)
 
 
 def optimised_kernels_allowed() -> bool:

@@ -52,10 +52,7 @@ class BudgetTable:
         idle = [] if in_use is None else sorted({*range(1, room + 1)} - {*in_use})
         if not free and not idle:
             names = ", ".join(held_schedule.name for held_schedule in self._schedules)
-            raise ValueError(
-                f"no slot left for schedule {schedule.name!r}: the table holds {room} ({names}); "
-                "make the table larger"
-            )
+            raise ValueError(f"no slot left for schedule {schedule.name!r} beside {names}")
         slot = free[0] if free else idle[0]
         self._write(slot, schedule)
         self._schedules[slot - 1 : slot] = [schedule]

@@ -41,13 +41,10 @@ class Rule:
         if not isinstance(self.flow, Flow):
             raise ValueError(f"Rule.flow: expected a Flow, got {self.flow!r}")
         object.__setattr__(self, "dense_layers", frozenset(self.dense_layers))
-        whole = all(isinstance(n, int) for n in (self.first, self.last, *self.dense_layers))
-        if not whole or self.first < 0 or self.last < 1:
-            raise ValueError(
-                f"Rule: got first {self.first!r}, last {self.last!r}, dense layers "
-                f"{sorted(self.dense_layers, key=repr)}, expected integers, first >= 0, "
-                "last >= 1 (an unfinished page is always kept)"
-            )
+        numbers = (self.first, self.last, *self.dense_layers)
+        if not all(isinstance(n, int) for n in numbers) or self.first < 0 or self.last < 1:
+            expected = "first >= 0, last >= 1 (an unfinished page is always kept) and layers"
+            raise ValueError(f"Rule: expected integers {expected}, got {numbers}")
 
     @classmethod
     def of(cls, schedule: Schedule, flow: Flow = block_mean) -> "Rule":
@@ -68,10 +65,8 @@ class Rule:
 
     def describe(self) -> str:
         dense = ", ".join(map(str, sorted(self.dense_layers))) or "none"
-        return (
-            f"{self.name}, first {self.first} and last {self.last} pages kept, "
-            f"dense layers: {dense}"
-        )
+        reserved = f"first {self.first} and last {self.last} pages kept"
+        return f"{self.name}, {reserved}, dense layers: {dense}"
 
     @property
     def mass(self) -> float | None:
@@ -227,12 +222,9 @@ class Rule:
             }
         )
         if wrong:
-            differences = ", ".join(
-                f"{k} {getattr(schedule, k)!r} (here: {v!r})" for k, v in wrong.items()
-            )
-            raise ValueError(
-                f"schedule {schedule.name!r} was not made for this: {differences}; {_advice(wrong)}"
-            )
+            pairs = [f"{k} {getattr(schedule, k)!r} (here: {v!r})" for k, v in wrong.items()]
+            problem = f"was not made for this: {', '.join(pairs)}; {_advice(wrong)}"
+            raise ValueError(f"schedule {schedule.name!r} {problem}")
 
 
 def _advice(wrong: Mapping[str, Any]) -> str:

@@ -18,17 +18,9 @@ def test_sparse_attention_and_its_gradients() -> None:
     results = []
     for device in ("cpu", "cuda"):
         q, k, v = (tensor.to(device, copy=True).requires_grad_() for tensor in tensors)
-        out = ops.attend_sparse(
-            q,
-            k,
-            v,
-            torch.tensor([0, 120, 300], device=device),
-            torch.tensor([10, 40], device=device),
-            torch.full((300,), 64, device=device),
-            page=16,
-            scale=0.25,
-            scorer=Rule().scorer(2, 16),
-        )
+        numbers = [0, 120, 300], [10, 40], [64] * 300  # bounds, prompts, budgets
+        given = (q, k, v, *(torch.tensor(part, device=device) for part in numbers))
+        out = ops.attend_sparse(*given, page=16, scale=0.25, scorer=Rule().scorer(2, 16))
         out.square().sum().backward()
         results.append([out.detach().cpu(), q.grad.cpu(), k.grad.cpu(), v.grad.cpu()])
     for cpu, gpu in zip(*results, strict=True):
@@ -60,9 +52,8 @@ def test_model_and_generation() -> None:
         attention = [Packed(bounds=torch.tensor([0, 90], device=d)) for d in ("cpu", "cuda")]
         expected = cpu.logits(cpu(ids, torch.arange(90), attention[0]))
         ids, positions = ids.cuda(), torch.arange(90, device="cuda")
-        torch.testing.assert_close(
-            gpu.logits(gpu(ids, positions, attention[1])).cpu(), expected, atol=1e-4, rtol=1e-4
-        )
+        logits = gpu.logits(gpu(ids, positions, attention[1])).cpu()
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     prompts = [[1, 2, 3], list(range(40))]
     for schedule in (None, Schedule.fixed(48)):

@@ -77,9 +77,7 @@ def test_budget_of_the_length_is_dense_bit_for_bit(model: models.Decoder) -> Non
 def test_log_probs_are_those_of_a_dense_pass(model: models.Decoder) -> None:
     atol = 2e-3 if model.dtype == torch.float32 else 0.15
     for completion in engine(model).generate(PROMPTS, params()):
-        ids = torch.tensor(
-            [*completion.prompt_ids.tolist(), *completion.token_ids.tolist()], device="cuda"
-        )
+        ids = torch.tensor([*completion.prompt_ids, *completion.token_ids], device="cuda")
         start = len(completion.prompt_ids)
         attention = Packed(bounds=torch.tensor([0, len(ids)], device="cuda"))
         with torch.no_grad(), ops.using("reference"):
@@ -139,12 +137,9 @@ def test_extras_and_truncation(model: models.Decoder) -> None:
         assert completion.hidden is not None
         hidden = torch.from_numpy(completion.hidden.copy()).cuda().to(model.dtype)
         logp = model.logits(hidden).log_softmax(1)
-        np.testing.assert_allclose(
-            completion.top_logprobs, logp.topk(5).values.detach().cpu(), atol=2e-3
-        )
-        assert all(
-            t in ids for t, ids in zip(completion.token_ids, completion.top_ids, strict=True)
-        )
+        best = logp.topk(5).values.detach().cpu()
+        np.testing.assert_allclose(completion.top_logprobs, best, atol=2e-3)
+        assert (completion.token_ids[:, None] == completion.top_ids).any(1).all()
 
 
 def test_the_engine_equals_the_readable_loop_at_first(model: models.Decoder) -> None:

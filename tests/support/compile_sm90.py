@@ -150,10 +150,9 @@ def attend_decode() -> None:
 
 def attend_prefill() -> None:
     for size, group in ((128, 2), (64, 5), (256, 2), (80, 2)):
-        pool = empty(1000, 8, 16, size)
-        prefill_kernels.attend_causal_paged(
-            empty(900, 8 * group, size), pool, pool, ints(4, 200), ints(4), ints(5), scale=1.0
-        )
+        q, pool = empty(900, 8 * group, size), empty(1000, 8, 16, size)
+        where = ints(4, 200), ints(4), ints(5)
+        prefill_kernels.attend_causal_paged(q, pool, pool, *where, scale=1.0)
 
 
 def store() -> None:
@@ -164,9 +163,8 @@ def store() -> None:
 def heads() -> None:
     angles = empty(32, 64, dtype=torch.float32)
     for norm in (empty(128), None):
-        layer_kernels.split_heads(
-            empty(32, 32 * 128), angles, angles, norm, norm, kv_heads=8, eps=1e-6
-        )
+        qkv, options = empty(32, 32 * 128), {"kv_heads": 8, "eps": 1e-6}
+        layer_kernels.split_heads(qkv, angles, angles, norm, norm, **options)
 
 
 def linear() -> None:

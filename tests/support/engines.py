@@ -116,17 +116,15 @@ def tokens_of(passes: Iterable[Iterable[Chunk]]) -> int:
     return sum(chunk.stop - chunk.start for chunks in passes for chunk in chunks)
 
 
-def assert_same_bits(left: Completion, right: Completion) -> None:
-    """Everything a token carries, bit for bit."""
-    for name in ("token_ids", "logprobs", "entropies", "kept"):
-        mine, other = getattr(left, name), getattr(right, name)
-        assert np.array_equal(mine, other), f"{name} differ: {mine} and {other}"
-    assert left.finish_reason == right.finish_reason
-
-
-def same_bits(left: Sequence[Completion], right: Sequence[Completion]) -> None:
+def same_bits(left: Completion | list[Completion], right: Completion | list[Completion]) -> None:
+    """Everything a token carries, bit for bit; of one completion, or of as many."""
+    if isinstance(left, Completion):
+        left, right = [left], [right]
     for mine, other in zip(left, right, strict=True):
-        assert_same_bits(mine, other)
+        for name in ("token_ids", "logprobs", "entropies", "kept"):
+            mine_, other_ = getattr(mine, name), getattr(other, name)
+            assert np.array_equal(mine_, other_), f"{name} differ: {mine_} and {other_}"
+        assert mine.finish_reason == other.finish_reason
 
 
 def dense_hidden(model: models.Decoder, completion: Completion, lora: Any = None) -> Tensor:

@@ -77,11 +77,8 @@ def smoothed(query, fields, position):
 def learned(query, fields, position):
     rng = np.random.default_rng(0)
     bent = query @ lang.weights(rng.normal(size=(LAYERS, KV_HEADS, query.shape[1], 8)))
-    return (
-        (bent @ lang.constant(rng.normal(size=(8, 4)))).sum()
-        + fields.mean @ query[0]
-        + fields.spread
-    )
+    mixed = (bent @ lang.constant(rng.normal(size=(8, 4)))).sum()
+    return mixed + fields.mean @ query[0] + fields.spread
 
 
 def eighths(keys, values):
@@ -106,13 +103,9 @@ def named(keys, values):
 
 def mean_flow(name: str, score: Callable[..., Any], *, field: str = "mean", **more: Any) -> Flow:
     """A flow over the mean key of a page."""
-    return Flow(
-        name=name,
-        fields={field: lang.as_keys(lang.D)},
-        summarise=lambda keys, values: {field: keys.mean(0)},
-        score=score,
-        **more,
-    )
+    summarise = lambda keys, values: {field: keys.mean(0)}  # noqa: E731
+    fields = {field: lang.as_keys(lang.D)}
+    return Flow(name=name, fields=fields, summarise=summarise, score=score, **more)
 
 
 def quarters(name: str, form: Callable[..., Any]) -> Flow:
@@ -121,6 +114,19 @@ def quarters(name: str, form: Callable[..., Any]) -> Flow:
     return Flow(name=name, fields=fields, summarise=eighths, score=coarse)
 
 
+IN_FP8 = Flow(
+    name="fp8-quarters",
+    fields={"means": lang.fp8(lang.P // 4, lang.D)},
+    summarise=lambda k, v: {"means": k.reshape(k.shape[0] // 4, 4, k.shape[1]).mean(1)},
+    score=lambda query, fields, position: (query @ fields.means.T).max(),
+)
+
+
+def count(query, fields, position):
+    return fields.seen * query.mean(), {"seen": fields.seen + position.page}
+
+
+COUNTING = Flow(name="counting", state={"seen": 1.0}, score=count)
 SIDE = {"mean": lang.as_keys(lang.D), "spread": lang.fp32()}
 PARTS = {"low": lang.fp16(2, lang.D), "first": lang.as_keys(lang.D), "few": lang.fp32(2)}
 ODD = [
@@ -224,9 +230,8 @@ def make_bed(
     k, v = (numbers(count, KV_HEADS, page, size) for _ in range(2))
     caches = []
     for _ in range(2):
-        cache = make_cache(
-            rule, page, size, count, dtype, slots=len(lengths), width=width, device=device
-        )
+        sizes = {"slots": len(lengths), "width": width}
+        cache = make_cache(rule, page, size, count, dtype, **sizes, device=device)
         cache.field("k", LAYER).copy_(k)
         cache.field("v", LAYER).copy_(v)
         for row in range(len(lengths)):
@@ -247,9 +252,8 @@ def make_bed(
 
 def same_fields(bed: Bed, tolerance: float) -> None:
     """What kernels stored is what the definition stored, packed numbers but for rare roundings."""
-    for field in bed.rule.fields(
-        page=bed.program.page, head_size=bed.program.head_size, dtype=bed.q_BHD.dtype
-    ):
+    sizes = {"page": bed.program.page, "head_size": bed.program.head_size}
+    for field in bed.rule.fields(**sizes, dtype=bed.q_BHD.dtype):
         left, right = (c.field(field.name, LAYER) for c in (bed.defined, bed.compiled))
         if field.dtype.itemsize == 1:
             left, right = left.view(torch.uint8), right.view(torch.uint8)
@@ -270,6 +274,5 @@ def same_choice(score_BGM: Tensor, wanted: ops.PageLists, found: ops.PageLists) 
             score_M = score_BGM[row, head]
             spread = score_M[score_M.isfinite()].abs().max().item()
             lost, got = (score_M[sorted(x)] for x in (left - right, right - left))
-            torch.testing.assert_close(
-                lost.sort().values, got.sort().values, rtol=1e-4, atol=1e-5 * spread
-            )
+            pair = (part.sort().values for part in (lost, got))
+            torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-5 * spread)

@@ -17,15 +17,7 @@ from sparrow.ops.reference import layers
 from sparrow.sparse.compile.launch import Compiled
 from sparrow.sparse.flows import interpret
 from support.flows import LAYER, Bed, same_choice
-from support.paging import (
-    DENSE,
-    SCALE,
-    Batch,
-    check_error,
-    check_select,
-    make_batch,
-    relaid,
-)
+from support.paging import DENSE, SCALE, Batch, check_error, check_select, make_batch, relaid
 
 Product = tuple[tuple[Tensor | None, ...], dict[str, Any]]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -125,10 +117,9 @@ def select(bed: Bed, kernels: Compiled, budgets: Tensor) -> PageLists:
 def check_choice(bed: Bed, kernels: Compiled, budgets: Tensor, tolerance: float = 1e-4) -> None:
     """Choices are those of the definition, and so is the state afterwards."""
     score_BGM, page = bed.scores(), bed.program.page
+    given, mass = (score_BGM, bed.lengths_B, budgets), bed.program.mass
     with ops.using("reference"):
-        wanted = ops.select_pages(
-            score_BGM, bed.lengths_B, budgets, page=page, mass=bed.program.mass
-        )
+        wanted = ops.select_pages(*given, page=page, mass=mass)
     same_choice(score_BGM, wanted, select(bed, kernels, budgets))
     for name, _ in bed.program.state:
         left, right = (c.state(name, LAYER) for c in (bed.defined, bed.compiled))
@@ -206,10 +197,7 @@ def exact_heads(qkv: Tensor, *others: Tensor | None, **options: Any) -> Sequence
     if qkv.dtype != torch.float64:
         return layers.split_heads.definition(qkv, *others, **options)
     cos, sin, *norms = others
-    still = torch.ones_like(cos), torch.zeros_like(sin)
+    still, c, s = (torch.ones_like(cos), torch.zeros_like(sin)), cos[:, None], sin[:, None]
     pair = layers.split_heads.definition(qkv, *still, *norms, **options)[:2]
-    return [
-        torch.cat((a * c - b * s, b * c + a * s), dim=2)
-        for a, b in (x.chunk(2, dim=2) for x in pair)
-        for c, s in [(cos[:, None], sin[:, None])]
-    ]
+    halves = (x.chunk(2, dim=2) for x in pair)
+    return [torch.cat((a * c - b * s, b * c + a * s), dim=2) for a, b in halves]

@@ -91,9 +91,8 @@ def mean_scores(batch: Batch) -> Tensor:
     kv_heads, width = batch.k_NGPD.shape[1], batch.table_BM.shape[1]
     q_BGD = batch.q_BHD.float().unflatten(1, (kv_heads, -1)).mean(2)
     landmark_BMGD = batch.landmark_NGD[batch.table_BM.clamp(min=0)].float()
-    finished_BM = (
-        torch.arange(width, device=q_BGD.device) < (batch.lengths_B // batch.page)[:, None]
-    )
+    index_M = torch.arange(width, device=q_BGD.device)
+    finished_BM = index_M < (batch.lengths_B // batch.page)[:, None]
     score_BGM = torch.einsum("bgd,bmgd->bgm", q_BGD, landmark_BMGD)
     return score_BGM.masked_fill(~finished_BM[:, None], -torch.inf)
 
@@ -162,11 +161,8 @@ def relaid(batch: Batch) -> Batch:
     """The same values: queries out of a fused row, a table that is part of a wider one, int64."""
     table = torch.nn.functional.pad(batch.table_BM, (0, 3), value=2**20)
     fused = torch.cat([batch.q_BHD, torch.full_like(batch.q_BHD, torch.nan)], dim=1)
-    return batch._replace(
-        q_BHD=fused[:, : batch.q_BHD.shape[1]],
-        table_BM=table[:, :-3],
-        lengths_B=batch.lengths_B.long().repeat_interleave(2)[::2],
-    )
+    lengths, heads = batch.lengths_B.long().repeat_interleave(2)[::2], batch.q_BHD.shape[1]
+    return batch._replace(q_BHD=fused[:, :heads], table_BM=table[:, :-3], lengths_B=lengths)
 
 
 def check_bits_of_decode(module: Any, batch: Batch, budget: int) -> None:
@@ -183,10 +179,8 @@ def check_bits_of_decode(module: Any, batch: Batch, budget: int) -> None:
     long = PageLists(lists.pages.long(), lists.counts.long())
     assert torch.equal(attend(module, relaid(batch), long), sparse)
     assert torch.equal(attend(module, relaid(batch)), dense)
-    turned = batch._replace(
-        q_BHD=batch.q_BHD.transpose(0, 2).contiguous().transpose(0, 2),
-        table_BM=batch.table_BM.int().T.contiguous().T,
-    )
+    q, table = batch.q_BHD.transpose(0, 2).contiguous(), batch.table_BM.int().T.contiguous()
+    turned = batch._replace(q_BHD=q.transpose(0, 2), table_BM=table.T)
     assert torch.equal(attend(module, turned, lists), sparse)
     lengths = batch.lengths_B.clone()
     lengths[:-2] = 0
@@ -239,10 +233,8 @@ def check_write(
     slots[1:3] = torch.tensor([-1, -7])  # padding
     shape = (5, kv_heads, page, size)
     for integer in (torch.int32, torch.int64):
-        expected, whole, grown = (
-            [torch.full(shape, math.nan, dtype=dtype, device=device) for _ in "kv"]
-            for _ in range(3)
-        )
+        empty = torch.full((2, *shape), math.nan, dtype=dtype, device=device)
+        expected, whole, grown = (list(empty.clone()) for _ in range(3))
         places = slots.to(integer)
         write_pages.definition(expected[0], expected[1], k, v, places)
         assert module.supports("write_pages", *whole, k, v, places)

@@ -110,9 +110,8 @@ def check_sample(
     assert torch.equal(draws.tokens[~sampled], expected.tokens[~sampled])
     assert not draws.logprobs[~sampled].any()
     assert not draws.entropies[~sampled].any()
-    logp_BV = (logits_BV[sampled].double() / temperature_B[sampled].double()[:, None]).log_softmax(
-        1
-    )
+    scaled_BV = logits_BV[sampled].double() / temperature_B[sampled].double()[:, None]
+    logp_BV = scaled_BV.log_softmax(1)
     p_BV, token_B1 = logp_BV.exp(), draws.tokens[sampled, None]
     above_B = p_BV.cumsum(1).gather(1, token_B1)[:, 0]
     below_B = above_B - p_BV.gather(1, token_B1)[:, 0]

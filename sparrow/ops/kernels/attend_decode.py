@@ -148,15 +148,15 @@ def _partials(out_BHD: Tensor, splits: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @triton.jit
 def _page_count(
-    lengths: tl.tensor,
-    counts: tl.tensor,
-    row: tl.tensor,
-    kv_head: tl.tensor,
-    width: tl.tensor,
+    lengths,
+    counts,
+    row,
+    kv_head,
+    width,
     KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     LISTED: tl.constexpr,
-) -> tl.tuple:
+):
     """The length of a row, and the number of pages of a KV head, at most the width."""
     length = tl.load(lengths + row).to(tl.int32)
     count = tl.cdiv(length, PAGE)
@@ -167,13 +167,7 @@ def _page_count(
 
 
 @triton.jit
-def _split_pages(
-    count: tl.tensor,
-    shares: tl.tensor,
-    least: tl.tensor,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-) -> tl.tensor:
+def _split_pages(count, shares, least, PAGE: tl.constexpr, TILE: tl.constexpr):
     """Pages of a split of `count` pages: even shares in whole tiles, with a minimum size."""
     even = tl.cdiv(count, shares)
     if TILE > PAGE:
@@ -182,7 +176,7 @@ def _split_pages(
 
 
 @triton.jit
-def head_mask(real_r: tl.tensor, lane_d: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+def head_mask(real_r, lane_d, SIZE: tl.constexpr):
     """The mask of existing numbers of heads; where heads fill their lanes, of rows alone."""
     mask = real_r[:, None]
     if lane_d.shape[0] != SIZE:
@@ -192,15 +186,8 @@ def head_mask(real_r: tl.tensor, lane_d: tl.tensor, SIZE: tl.constexpr) -> tl.te
 
 @triton.jit
 def _look_up(
-    table: tl.tensor,
-    pages: tl.tensor,
-    token: tl.tensor,
-    count: tl.tensor,
-    length: tl.tensor,
-    table_column: tl.tensor,
-    PAGE: tl.constexpr,
-    LISTED: tl.constexpr,
-) -> tl.tuple:
+    table, pages, token, count, length, table_column, PAGE: tl.constexpr, LISTED: tl.constexpr
+):
     """The physical page of each token of the list, and whether there is such a token."""
     logical = token // PAGE
     inside = logical < count
@@ -212,26 +199,26 @@ def _look_up(
 
 @triton.jit(do_not_specialize=["width", "splits", "shares", "least", "table_row"])
 def _attend_split(
-    q: tl.tensor,
-    k: tl.tensor,
-    v: tl.tensor,
-    table: tl.tensor,
-    lengths: tl.tensor,
-    pages: tl.tensor,
-    counts: tl.tensor,
-    out: tl.tensor,
-    value: tl.tensor,
-    top: tl.tensor,
-    total: tl.tensor,
-    scale: tl.tensor,
-    width: tl.tensor,
-    splits: tl.tensor,
-    shares: tl.tensor,
-    least: tl.tensor,
-    q_row: tl.tensor,
-    q_head: tl.tensor,
-    table_row: tl.tensor,
-    table_column: tl.tensor,
+    q,
+    k,
+    v,
+    table,
+    lengths,
+    pages,
+    counts,
+    out,
+    value,
+    top,
+    total,
+    scale,
+    width,
+    splits,
+    shares,
+    least,
+    q_row,
+    q_head,
+    table_row,
+    table_column,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
@@ -242,7 +229,7 @@ def _attend_split(
     OVERLAP: tl.constexpr,
     PADDED: tl.constexpr,
     DIRECT: tl.constexpr,
-) -> None:
+):
     """Softmax attention of one group of query heads over one split of its pages.
 
     Page numbers of a tile come from the step before: looked up in the same step, they would take
@@ -301,16 +288,16 @@ def _attend_split(
 
 @triton.jit(do_not_specialize=["width", "splits", "shares", "least"])
 def _join(
-    out: tl.tensor,
-    value: tl.tensor,
-    top: tl.tensor,
-    total: tl.tensor,
-    lengths: tl.tensor,
-    counts: tl.tensor,
-    width: tl.tensor,
-    splits: tl.tensor,
-    shares: tl.tensor,
-    least: tl.tensor,
+    out,
+    value,
+    top,
+    total,
+    lengths,
+    counts,
+    width,
+    splits,
+    shares,
+    least,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
@@ -320,7 +307,7 @@ def _join(
     LISTED: tl.constexpr,
     OVERLAP: tl.constexpr,
     JOINED: tl.constexpr,
-) -> None:
+):
     """Join the partial softmaxes of one query head of one row."""
     wait(OVERLAP)
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)

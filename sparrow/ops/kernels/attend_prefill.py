@@ -71,13 +71,7 @@ def attend_causal_paged(
 
 
 @triton.jit
-def _find_block(
-    bounds: tl.tensor,
-    rows: tl.tensor,
-    program: tl.tensor,
-    ROWS: tl.constexpr,
-    QUERIES: tl.constexpr,
-) -> tl.tuple:
+def _find_block(bounds, rows, program, ROWS: tl.constexpr, QUERIES: tl.constexpr):
     """The row of a program, its first query in the row, and where the row's queries start and end.
 
     Row b gets the programs from bounds[b] // QUERIES + b on, which are never too few; those to
@@ -93,9 +87,7 @@ def _find_block(
 
 
 @triton.jit
-def _look_up(
-    table: tl.tensor, key: tl.tensor, length: tl.tensor, table_column: tl.tensor, PAGE: tl.constexpr
-) -> tl.tensor:
+def _look_up(table, key, length, table_column, PAGE: tl.constexpr):
     """The physical page of each key of a sequence."""
     place = table + key // PAGE * table_column
     return tl.load(place, key < length, other=0).to(tl.int64)
@@ -103,19 +95,19 @@ def _look_up(
 
 @triton.jit
 def _walk(
-    q_nd: tl.tensor,
-    position_n: tl.tensor,
-    pages: tl.tuple,
-    begin: tl.tensor,
-    end: tl.tensor,
-    scale: tl.tensor,
-    softmax: tl.tuple,
+    q_nd,
+    position_n,
+    pages,
+    begin,
+    end,
+    scale,
+    softmax,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     PAGE: tl.constexpr,
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
-) -> tl.tuple:
+):
     """One pass over the keys begin..end; MASKED where some of them lie after some queries.
 
     pages: pools of keys and values, the row of the table, its stride, and how many keys there are.
@@ -156,19 +148,19 @@ def _walk(
 
 @triton.jit(do_not_specialize=["rows", "table_row"])
 def _attend_block(
-    q: tl.tensor,
-    k: tl.tensor,
-    v: tl.tensor,
-    table: tl.tensor,
-    lengths: tl.tensor,
-    bounds: tl.tensor,
-    out: tl.tensor,
-    scale: tl.tensor,
-    rows: tl.tensor,
-    q_token: tl.tensor,
-    q_head: tl.tensor,
-    table_row: tl.tensor,
-    table_column: tl.tensor,
+    q,
+    k,
+    v,
+    table,
+    lengths,
+    bounds,
+    out,
+    scale,
+    rows,
+    q_token,
+    q_head,
+    table_row,
+    table_column,
     ROWS: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -177,7 +169,7 @@ def _attend_block(
     PAGE: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
-) -> None:
+):
     """A block of queries of one head: whole tiles of keys first, then those under the causal mask.
 
     Heads of a group run side by side and share their keys in cache; blocks with the most keys run

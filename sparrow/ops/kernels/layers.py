@@ -107,9 +107,8 @@ def launch_for(op: str, tokens: int, width: int, depth: int) -> LinearLaunch:
     splits = max(1, min(PROCESSORS // programs, depth // LEAST_SPAN))
     if rows == 16 or (rows == 32 and not gated):
         return LinearLaunch(columns=64, depth=256, splits=splits)
-    return LinearLaunch(
-        columns=64, depth=128, splits=splits, stages=3 if gated and rows > 32 else 4
-    )
+    stages = 3 if gated and rows > 32 else 4
+    return LinearLaunch(columns=64, depth=128, splits=splits, stages=stages)
 
 
 def tile(tokens: int) -> int:
@@ -189,20 +188,20 @@ def _arrivals(device: torch.device) -> Tensor:
 
 @triton.jit(do_not_specialize=["T"])
 def _linear_kernel(
-    x: tl.tensor,
-    norm: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
-    residual: tl.tensor,
-    out: tl.tensor,
-    eps: tl.tensor,
-    shares: tl.tensor,
-    arrivals: tl.tensor,
-    T: tl.tensor,
-    N: tl.tensor,
-    K: tl.tensor,
-    x_stride: tl.tensor,
-    span: tl.tensor,
+    x,
+    norm,
+    weight,
+    bias,
+    residual,
+    out,
+    eps,
+    shares,
+    arrivals,
+    T,
+    N,
+    K,
+    x_stride,
+    span,
     GATED: tl.constexpr,
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -210,7 +209,7 @@ def _linear_kernel(
     SPLITS: tl.constexpr,
     EVEN: tl.constexpr,
     OVERLAP: tl.constexpr,
-) -> None:
+):
     """Some columns of a product; norm, bias and residual are None where there are none.
 
     GATED: the weight's first half is a gate's. Gate and up take turns along the tile: a thread then
@@ -248,20 +247,20 @@ def _linear_kernel(
 
 @triton.jit
 def _walk(
-    x: tl.tensor,
-    norm: tl.tensor,
-    weight: tl.tensor,
-    rows: tl.tensor,
-    first: tl.tensor,
-    last: tl.tensor,
-    T: tl.tensor,
-    K: tl.tensor,
-    x_stride: tl.tensor,
+    x,
+    norm,
+    weight,
+    rows,
+    first,
+    last,
+    T,
+    K,
+    x_stride,
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
     EVEN: tl.constexpr,
     OVERLAP: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
+):
     """fp32 products [TOKENS, ROWS] of x, times the norm's weight, and sums of squares of x.
 
     Where there are rows enough the transpose is computed, weights first: Hopper's wide products
@@ -299,16 +298,8 @@ def _walk(
 
 @triton.jit
 def _is_last(
-    shares: tl.tensor,
-    arrivals: tl.tensor,
-    acc: tl.tensor,
-    squares: tl.tensor,
-    places: tl.tensor,
-    T: tl.tensor,
-    W: tl.tensor,
-    SPLITS: tl.constexpr,
-    TOKENS: tl.constexpr,
-) -> tl.tensor:
+    shares, arrivals, acc, squares, places, T, W, SPLITS: tl.constexpr, TOKENS: tl.constexpr
+):
     """Store a partial sum; true for the last program of these columns, which can read all of them.
 
     Shares are [SPLITS, T, W] and, behind, the squares [SPLITS, T], where programs of other columns
@@ -326,14 +317,7 @@ def _is_last(
 
 
 @triton.jit
-def _join(
-    shares: tl.tensor,
-    places: tl.tensor,
-    T: tl.tensor,
-    W: tl.tensor,
-    SPLITS: tl.constexpr,
-    TOKENS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
+def _join(shares, places, T, W, SPLITS: tl.constexpr, TOKENS: tl.constexpr):
     """The sum of all partial sums, always in the same order."""
     tokens = tl.arange(0, TOKENS)
     squares_at = shares + SPLITS * T * W + tokens
@@ -346,13 +330,7 @@ def _join(
 
 
 @triton.jit
-def _load(
-    source: tl.tensor,
-    columns: tl.tensor,
-    T: tl.tensor,
-    N: tl.tensor,
-    TOKENS: tl.constexpr,
-) -> tl.tensor:
+def _load(source, columns, T, N, TOKENS: tl.constexpr):
     """Load some columns of all tokens in fp32, bypassing L1: other programs wrote them."""
     tokens = tl.arange(0, TOKENS)
     mask = (tokens < T)[:, None] & (columns < N)[None, :]
@@ -361,14 +339,7 @@ def _load(
 
 
 @triton.jit
-def _store(
-    out: tl.tensor,
-    values: tl.tensor,
-    columns: tl.tensor,
-    T: tl.tensor,
-    N: tl.tensor,
-    TOKENS: tl.constexpr,
-) -> None:
+def _store(out, values, columns, T, N, TOKENS: tl.constexpr):
     tokens = tl.arange(0, TOKENS)
     mask = (tokens < T)[:, None] & (columns < N)[None, :]
     at = out + tokens[:, None] * N + columns[None, :]
@@ -409,21 +380,21 @@ def split_heads(
 
 @triton.jit
 def _split_heads_kernel(
-    qkv: tl.tensor,
-    cos: tl.tensor,
-    sin: tl.tensor,
-    q_norm: tl.tensor,
-    k_norm: tl.tensor,
-    q: tl.tensor,
-    k: tl.tensor,
-    stride: tl.tensor,
-    eps: tl.tensor,
+    qkv,
+    cos,
+    sin,
+    q_norm,
+    k_norm,
+    q,
+    k,
+    stride,
+    eps,
     H: tl.constexpr,
     G: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
     OVERLAP: tl.constexpr,
-) -> None:
+):
     wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -451,6 +422,6 @@ def _split_heads_kernel(
 
 
 @triton.jit
-def _factor(q_norm: tl.tensor, k_norm: tl.tensor, is_q: tl.tensor) -> tl.tensor:
+def _factor(q_norm, k_norm, is_q):
     """The norm's weight of each head's kind."""
     return tl.where(is_q, tl.load(q_norm)[None, :], tl.load(k_norm)[None, :]).to(tl.float32)

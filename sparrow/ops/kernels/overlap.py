@@ -33,14 +33,14 @@ def _can(device: torch.device) -> bool:
 
 
 @triton.jit
-def let_next_start(OVERLAP: tl.constexpr) -> None:
+def let_next_start(OVERLAP: tl.constexpr):
     """Allow the next kernel to start, once all programs of this one have reached this point."""
     if OVERLAP:
         gdc_launch_dependents()
 
 
 @triton.jit
-def wait(OVERLAP: tl.constexpr) -> None:
+def wait(OVERLAP: tl.constexpr):
     """Allow the next kernel to start, and wait for the previous ones."""
     if OVERLAP:
         gdc_launch_dependents()
@@ -48,7 +48,7 @@ def wait(OVERLAP: tl.constexpr) -> None:
 
 
 @triton.jit
-def when_ready(offset: tl.tensor, OVERLAP: tl.constexpr) -> tl.tensor:
+def when_ready(offset, OVERLAP: tl.constexpr):
     """The same offset, a multiple of 16, once the previous kernels have ended.
 
     A value, not a statement: in a pipelined loop only what is loaded at this offset waits.

@@ -72,22 +72,22 @@ def write_pages(
 
 @triton.jit
 def _store(
-    k_NGPD: tl.tensor,
-    v_NGPD: tl.tensor,
-    k_TGD: tl.tensor,
-    v_TGD: tl.tensor,
-    slots_T: tl.tensor,
-    k_token: tl.tensor,
-    k_head: tl.tensor,
-    v_token: tl.tensor,
-    v_head: tl.tensor,
+    k_NGPD,
+    v_NGPD,
+    k_TGD,
+    v_TGD,
+    slots_T,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
     KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     WIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
-) -> None:
+):
     """The heads of one token into its slot; a negative slot is padding."""
     wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
@@ -144,23 +144,23 @@ def warps_of(block: int) -> int:
 
 @triton.jit(do_not_specialize=["width", "score_row", "budget_row"])
 def _select(
-    list_BGK: tl.tensor,
-    count_BG: tl.tensor,
-    score_BGM: tl.tensor,
-    lengths_B: tl.tensor,
-    budgets_BG: tl.tensor,
-    width: tl.tensor,
-    score_row: tl.tensor,
-    score_head: tl.tensor,
-    budget_row: tl.tensor,
-    budget_head: tl.tensor,
+    list_BGK,
+    count_BG,
+    score_BGM,
+    lengths_B,
+    budgets_BG,
+    width,
+    score_row,
+    score_head,
+    budget_row,
+    budget_head,
     PAGE: tl.constexpr,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
     MASS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
-) -> None:
+):
     """The list of one row and KV head; a length beyond the scores counts as all of them."""
     wait(OVERLAP)
     b, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -177,18 +177,18 @@ def _select(
 
 @triton.jit
 def select_row(
-    list_K: tl.tensor,
-    count: tl.tensor,
-    score_M: tl.tensor,
-    length: tl.tensor,
-    budget: tl.tensor,
-    width: tl.tensor,
+    list_K,
+    count,
+    score_M,
+    length,
+    budget,
+    width,
     PAGE: tl.constexpr,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
     MASS: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """`ops.select_pages` for one row and KV head, by all threads of a program.
 
     list_K, count: pointers to int32, what is written: `width` pages and one number. What exceeds
@@ -220,9 +220,7 @@ def select_row(
 
 
 @triton.jit
-def sure_pages(
-    reserved: tl.tensor, most: tl.tensor, budget: tl.tensor, MASS: tl.constexpr
-) -> tl.tensor:
+def sure_pages(reserved, most, budget, MASS: tl.constexpr):
     """The number of pages kept whatever the scores; all pages of a dense row, by mass too."""
     sure = most
     if MASS is not None:
@@ -231,13 +229,7 @@ def sure_pages(
 
 
 @triton.jit
-def row_counts(
-    length: tl.tensor,
-    budget: tl.tensor,
-    PAGE: tl.constexpr,
-    FIRST: tl.constexpr,
-    LAST: tl.constexpr,
-) -> tl.tuple:
+def row_counts(length, budget, PAGE: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr):
     """Pages of a row, its reserved pages, and the pages that its budget allows, as int32.
 
     A budget below the last page's tokens pays nothing, and the reserved pages decide.
@@ -253,13 +245,13 @@ def row_counts(
 
 @triton.jit
 def _choose(
-    row: tl.tuple,
+    row,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
     MASS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> tl.tensor:
+):
     """List a row by the code for the least size that holds it; how many free pages it keeps.
 
     row: where its list and its scores lie, its pages, how many of them are finished, how many free
@@ -277,12 +269,8 @@ def _choose(
 
 @triton.jit
 def _choose_of(
-    row: tl.tuple,
-    FIRST: tl.constexpr,
-    LAST: tl.constexpr,
-    MASS: tl.constexpr,
-    SIZE: tl.constexpr,
-) -> tl.tensor:
+    row, FIRST: tl.constexpr, LAST: tl.constexpr, MASS: tl.constexpr, SIZE: tl.constexpr
+):
     """List the reserved pages of a row and its best others, ascending; ties go to the earlier.
 
     `need` others, or with MASS as many as the share of the mass takes, if these are fewer.
@@ -317,17 +305,7 @@ def _choose_of(
 
 
 @triton.jit
-def _list(
-    list_K: tl.tensor,
-    m: tl.tensor,
-    key: tl.tensor,
-    pages: tl.tensor,
-    threshold: tl.tensor,
-    places: tl.tensor,
-    certain: tl.tensor,
-    equal: tl.tensor,
-    width: tl.tensor,
-) -> tl.tuple:
+def _list(list_K, m, key, pages, threshold, places, certain, equal, width):
     """Append the selected ones of some pages to the list; returns the new counts.
 
     One running sum counts two things: what is certainly chosen, and (above bit 16) who ties at the
@@ -350,14 +328,7 @@ def _list(
 
 
 @triton.jit
-def page_keys(
-    score_M: tl.tensor,
-    m: tl.tensor,
-    pages: tl.tensor,
-    FIRST: tl.constexpr,
-    LAST: tl.constexpr,
-    MASS: tl.constexpr,
-) -> tl.tensor:
+def page_keys(score_M, m, pages, FIRST: tl.constexpr, LAST: tl.constexpr, MASS: tl.constexpr):
     """The order keys of some pages; NONE for those that are reserved or do not exist."""
     free = (m >= FIRST) & (m < pages - LAST)
     score = tl.load(score_M + m, free, other=0.0)
@@ -367,7 +338,7 @@ def page_keys(
 
 
 @triton.jit
-def order_key(score: tl.tensor) -> tl.tensor:
+def order_key(score):
     """int32 numbers in the order of the scores; NaN is the least, both zeros are one.
 
     For masses they are the bits themselves, so that no second copy of either need be held.
@@ -379,7 +350,7 @@ def order_key(score: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def threshold_of(key: tl.tensor, need: tl.tensor) -> tl.tensor:
+def threshold_of(key, need):
     """The largest number that `need` keys reach, or an earlier one that exactly so many do."""
     threshold = tl.where(need > 0, NONE, BEYOND)
     step = tl.full((), 0x80000000, tl.uint32)
@@ -394,38 +365,26 @@ def threshold_of(key: tl.tensor, need: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def clean_mass(score: tl.tensor) -> tl.tensor:
+def clean_mass(score):
     """Scores as masses: negative and NaN scores are 0."""
     return tl.where(score > 0, tl.minimum(score, LARGEST), 0.0)
 
 
 @triton.jit
-def held_mass(key: tl.tensor, least: tl.tensor) -> tl.tensor:
+def held_mass(key, least):
     """The mass of the pages whose key is at least so large."""
     return tl.sum(tl.where(key >= least, key.to(tl.float32, bitcast=True), 0.0), 0)
 
 
 @triton.jit
-def reserved_mass(
-    score_M: tl.tensor,
-    pages: tl.tensor,
-    finished: tl.tensor,
-    FIRST: tl.constexpr,
-    LAST: tl.constexpr,
-) -> tl.tensor:
+def reserved_mass(score_M, pages, finished, FIRST: tl.constexpr, LAST: tl.constexpr):
     r = tl.arange(0, triton.next_power_of_2(FIRST + LAST))
     m = tl.where(r < FIRST, r, r + (pages - LAST - FIRST))
     return tl.sum(clean_mass(tl.load(score_M + m, m < finished, other=0.0)), 0)
 
 
 @triton.jit
-def mass_threshold(
-    key: tl.tensor,
-    need: tl.tensor,
-    reserved: tl.tensor,
-    goal: tl.tensor,
-    free: tl.tensor,
-) -> tl.tensor:
+def mass_threshold(key, need, reserved, goal, free):
     """The largest number such that the keys that reach it are `need`, or hold what is missing.
 
     Or an earlier one that the same keys reach: the search ends when only one page can be the last.
@@ -446,7 +405,7 @@ def mass_threshold(
 
 
 @triton.jit
-def ties_for(held: tl.tensor, goal: tl.tensor, threshold: tl.tensor, tied: tl.tensor) -> tl.tensor:
+def ties_for(held, goal, threshold, tied):
     """How many of the pages that tie at the threshold bring the mass that is missing.
 
     The quotient may be off by one; its check is not. Without ties the threshold is nobody's mass.

@@ -83,18 +83,18 @@ def sample(
 
 @triton.jit
 def _sum_chunks(
-    logits_BV: tl.tensor,
-    temperature_B: tl.tensor,
-    most_BJ: tl.tensor,
-    mass_BJ: tl.tensor,
-    moment_BJ: tl.tensor,
-    broken_BJ: tl.tensor,
-    row: tl.tensor,
-    vocabulary: tl.tensor,
-    chunks: tl.tensor,
+    logits_BV,
+    temperature_B,
+    most_BJ,
+    mass_BJ,
+    moment_BJ,
+    broken_BJ,
+    row,
+    vocabulary,
+    chunks,
     CHUNK: tl.constexpr,
     OVERLAP: tl.constexpr,
-) -> None:
+):
     """Per chunk, with e = exp(x - max): max, sum of e, sum of (x - max) e, is any not finite."""
     wait(OVERLAP)
     j, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -111,25 +111,25 @@ def _sum_chunks(
 
 @triton.jit
 def _draw(
-    logits_BV: tl.tensor,
-    temperature_B: tl.tensor,
-    most_BJ: tl.tensor,
-    mass_BJ: tl.tensor,
-    moment_BJ: tl.tensor,
-    broken_BJ: tl.tensor,
-    row: tl.tensor,
-    vocabulary: tl.tensor,
-    chunks: tl.tensor,
-    seeds_B: tl.tensor,
-    counters_B: tl.tensor,
-    tokens_B: tl.tensor,
-    logprobs_B: tl.tensor,
-    entropies_B: tl.tensor,
-    ok_B: tl.tensor,
+    logits_BV,
+    temperature_B,
+    most_BJ,
+    mass_BJ,
+    moment_BJ,
+    broken_BJ,
+    row,
+    vocabulary,
+    chunks,
+    seeds_B,
+    counters_B,
+    tokens_B,
+    logprobs_B,
+    entropies_B,
+    ok_B,
     CHUNK: tl.constexpr,
     WIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
-) -> None:
+):
     """One row: join its chunks, find the chunk that is drawn from, and the token inside it."""
     wait(OVERLAP)
     b = tl.program_id(0).to(tl.int64)
@@ -163,13 +163,7 @@ def _draw(
 
 
 @triton.jit
-def _join(
-    most_J: tl.tensor,
-    mass_J: tl.tensor,
-    moment_J: tl.tensor,
-    j_J: tl.tensor,
-    known: tl.tensor,
-) -> tl.tensor:
+def _join(most_J, mass_J, moment_J, j_J, known):
     """Sums of a row from sums of its chunks, relative to the row's max.
 
     The max, sum of exp(x - max), and sum of (x - max) exp(x - max); then, of each chunk, its own
@@ -187,13 +181,7 @@ def _join(
 
 
 @triton.jit
-def _scaled(
-    logits_V: tl.tensor,
-    temperature: tl.tensor,
-    j: tl.tensor,
-    vocabulary: tl.tensor,
-    CHUNK: tl.constexpr,
-) -> tl.tensor:
+def _scaled(logits_V, temperature, j, vocabulary, CHUNK: tl.constexpr):
     """Chunk j of a row over its temperature (0 divides by 1), and which logits are not finite.
 
     What lies beyond the vocabulary is -inf, which has no weight.
@@ -207,25 +195,20 @@ def _scaled(
 
 
 @triton.jit
-def _first_above(
-    ladder: tl.tensor,
-    weight: tl.tensor,
-    index: tl.tensor,
-    goal: tl.tensor,
-) -> tl.tensor:
+def _first_above(ladder, weight, index, goal):
     """The first index where the ladder exceeds the goal, at most the last one with any weight."""
     passed = tl.sum((ladder <= goal).to(tl.int32), 0)
     return tl.minimum(passed, tl.max(tl.where(weight > 0, index, 0), 0))
 
 
 @triton.jit
-def _first_true(mask: tl.tensor, index: tl.tensor) -> tl.tensor:
+def _first_true(mask, index):
     """The first index that is true; the last index of all if none is."""
     return tl.min(tl.where(mask, index, mask.numel - 1), 0)
 
 
 @triton.jit
-def _uniform(seed: tl.tensor, counter: tl.tensor) -> tl.tensor:
+def _uniform(seed, counter):
     """The definition's uniform number: splitmix64 in unsigned arithmetic, fp64 in [0, 1)."""
     z = seed.to(tl.int64).to(tl.uint64) + (counter.to(tl.int64) + 1).to(tl.uint64) * _GOLDEN
     z = (z ^ (z >> 30)) * _MIX_1
@@ -270,22 +253,22 @@ def step_outputs(at_B: Tensor, draws: Draws, rows: RowState, *, advance: bool) -
 
 @triton.jit
 def _read_rows(
-    at: tl.tensor,
-    token: tl.tensor,
-    length: tl.tensor,
-    seed: tl.tensor,
-    drawn: tl.tensor,
-    temperature: tl.tensor,
-    table: tl.tensor,
-    whole: tl.tensor,
-    out_temperature: tl.tensor,
-    out_table: tl.tensor,
-    count: tl.tensor,
-    width: tl.tensor,
-    table_stride: tl.tensor,
+    at,
+    token,
+    length,
+    seed,
+    drawn,
+    temperature,
+    table,
+    whole,
+    out_temperature,
+    out_table,
+    count,
+    width,
+    table_stride,
     PAGE: tl.constexpr,
     PAGES: tl.constexpr,
-) -> None:
+):
     """Program (b, j): a stretch of row b's table; the first also its scalars."""
     b, stretch = tl.program_id(0), tl.program_id(1)
     row = tl.load(at + b)
@@ -309,19 +292,19 @@ def _read_rows(
 
 @triton.jit
 def _write_rows(
-    at: tl.tensor,
-    tokens: tl.tensor,
-    logprobs: tl.tensor,
-    entropies: tl.tensor,
-    ok: tl.tensor,
-    token: tl.tensor,
-    drawn: tl.tensor,
-    length: tl.tensor,
-    packed: tl.tensor,
-    count: tl.tensor,
+    at,
+    tokens,
+    logprobs,
+    entropies,
+    ok,
+    token,
+    drawn,
+    length,
+    packed,
+    count,
     ADVANCE: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """One program for all rows: a batch is small. Padding rows may repeat; all write the same."""
     b = tl.arange(0, BLOCK)
     real = b < count

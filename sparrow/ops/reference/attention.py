@@ -106,10 +106,8 @@ def attend_causal_paged(
     for row, (span, length) in enumerate(zip(spans, lengths_B.tolist(), strict=True)):
         queries, room = span.stop - span.start, table_BM.shape[1] * k_NGPD.shape[2]
         if not queries <= length <= room:
-            raise ValueError(
-                f"row {row}: expected queries <= length <= {room} (tokens of its table), got "
-                f"{queries} queries and length {length}"
-            )
+            sizes = f"{queries} queries, length {length}, table of {room} tokens"
+            raise ValueError(f"row {row}: expected queries <= length <= table, got {sizes}")
         k_SGD = gather_sequence(k_NGPD, table_BM[row], length)
         v_SGD = gather_sequence(v_NGPD, table_BM[row], length)
         outputs.append(_attend_sequence(q_THD[span], k_SGD, v_SGD, length - queries, None, scale))

@@ -56,10 +56,8 @@ def token_stats(
     """
     unscaled = isinstance(temperature, int | float) and temperature == 1
     temperature_T = None if unscaled else per_token(temperature, hidden_TC)
-    chunk = chunk or chunk_tokens(len(head_VC))
-    logprob_T, entropy_T = _TokenStats.apply(
-        hidden_TC, head_VC, ids_T, temperature_T, chunk, joiner()
-    )
+    options = (temperature_T, chunk or chunk_tokens(len(head_VC)), joiner())
+    logprob_T, entropy_T = _TokenStats.apply(hidden_TC, head_VC, ids_T, *options)
     return TokenStats(logprob=logprob_T, entropy=entropy_T)
 
 

@@ -33,6 +33,7 @@ POSITION = {"length": "length.to(tl.float32)", "pages": "finished.to(tl.float32)
 POSITION |= {"page": "m.to(tl.float32)"}
 DOT_COLUMNS = 16  # the fewest that the matrix units take
 TRITON = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16", torch.float32: "tl.float32"}
+TRITON |= {torch.uint8: "tl.uint8", torch.float8_e4m3fn: "tl.float8e4nv"}
 NIBBLE = "(({0}).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0"
 """A whole number of 4 bits, minus 8: put into the last bits of 2**23 and taken out as a float."""
 
@@ -113,8 +114,7 @@ class Lines:
 
     def close_loop(self) -> None:
         assert self._loop is not None
-        self.indent = self._loop[1]
-        self._loop = None
+        self.indent, self._loop = self._loop[1], None
 
     def name(self, expression: str, *, once: bool = False) -> str:
         """A new name for an expression; `once`: before the loop, if there is one."""
@@ -238,10 +238,8 @@ class Emitter:
         if units != [size for size in source.shape if size != 1] and not (
             whole(node.shape) and whole(source.shape)
         ):
-            raise fail(
-                f"reshape {source.shape} -> {node.shape} is compiled for powers of two only",
-                node.place,
-            )
+            problem = f"reshape {source.shape} -> {node.shape}"
+            raise fail(f"{problem} is compiled for powers of two only", node.place)
         if self.shape(node) == self.shape(source):
             return name
         if not self.shape(source):
@@ -275,10 +273,8 @@ class Emitter:
         a, b = node.inputs
         left, right = self.value(a), self.value(b)
         rows, columns = len(a.shape) == 2, len(b.shape) == 2
-        left += self._axes(a, node, ([":"] if rows else []) + [":"] + (["None"] if columns else []))
-        right += self._axes(
-            b, node, (["None"] if rows else []) + [":"] + ([":"] if columns else [])
-        )
+        left += self._axes(a, node, [":"] * rows + [":"] + ["None"] * columns)
+        right += self._axes(b, node, ["None"] * rows + [":"] + [":"] * columns)
         product = f"{left} * {right}"
         at, size = self.lead(node) + int(rows), a.shape[-1]
         if padded(size) != size:
@@ -325,9 +321,8 @@ class PageEmitter(Emitter):
         heads, depth = node.shape
         at = f"(g * {heads} + tl.arange(0, {padded(heads)}))[:, None] * q_head"
         at += f" + tl.arange(0, {padded(depth)})[None, :]"
-        inside = f"(tl.arange(0, {padded(heads)}) < {heads})[:, None]"
-        inside += f" & (tl.arange(0, {padded(depth)}) < {depth})[None, :]"
-        return f"tl.load(q + {at}, {inside}, other=0.0).to(tl.float32)"
+        real = f"{inside(heads, 0, 2)} & {inside(depth, 1, 2)}"
+        return f"tl.load(q + {at}, {real}, other=0.0).to(tl.float32)"
 
     def _constant(self, node: Node) -> str:
         start = f"constant{self.constants.index(node)}"
@@ -409,9 +404,8 @@ class PageEmitter(Emitter):
         scale = self._field_scale(item) if item.form.scaled else None
         if vectors == 1 and len(field.shape) == 1:
             return total if scale is None else f"{total} * {scale}[:, None]"
-        total = self.fresh(
-            f"tl.reshape({total}, ({self.pages}, {padded(vectors)}, {padded(heads)}))"
-        )
+        shape = (self.pages, padded(vectors), padded(heads))
+        total = self.fresh(f"tl.reshape({total}, {shape})")
         if scale is not None:
             total = self.fresh(f"{total} * {scale}[:, :, None]")
         return f"tl.permute({total}, (0, 2, 1))" if query_first else total

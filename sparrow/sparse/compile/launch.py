@@ -173,18 +173,13 @@ def launch_for(program: Program, keys: torch.dtype) -> ScoreLaunch:
     return ScoreLaunch(block, LOOPS, warps, STAGES)
 
 
-def cache_dir() -> Path:
-    """Where generated sources lie: under $SPARROW_HOME, else $XDG_CACHE_HOME, else ~/.cache."""
-    return cache_folder("kernels")
-
-
 def _module(text: str) -> ModuleType:
     """The module of a source, which lies in a file named by its content: Triton reads it there."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:24]
     name = f"sparrow_flow_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    path = cache_dir() / f"{name}.py"
+    path = cache_folder("kernels") / f"{name}.py"
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(

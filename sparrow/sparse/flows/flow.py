@@ -195,11 +195,7 @@ def _check_size(flow: Flow, fields: tuple[PageField, ...], page: int, head_size:
     stored = sum(item.bytes(torch.bfloat16) for item in fields)
     whole = 2 * page * head_size * torch.bfloat16.itemsize
     if stored > MOST_STORED * whole:
-        raise fail(
-            f"the fields take {stored} bytes a page, more than {MOST_STORED} times its keys and "
-            f"values ({whole}): keep less",
-            flow.place,
-        )
+        raise fail(f"fields take {stored} bytes a page, its keys and values {whole}", flow.place)
 
 
 # Summaries.
@@ -249,10 +245,7 @@ def _check_returned(
     """Check that a function returns exactly the names that the flow declares."""
     for name in returned:
         if name not in declared:
-            hint = (
-                did_you_mean(name, declared)
-                or f"; declare it or do not return it{_there(declared)}"
-            )
+            hint = did_you_mean(name, declared) or f"; declare it{_there(declared)}"
             raise fail(f"{function} returns {name!r}, which is no declared {kind}{hint}", start)
     for name in declared:
         if name not in returned:
@@ -329,9 +322,7 @@ def _split(flow: Flow, result: Any, start: CodeLine) -> tuple[Any, dict[str, Any
         return result, {}
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
         names = ", ".join(f"{name!r}: new value" for name in flow.state)
-        raise fail(
-            f"the flow has state: score returns (score, {{{names}}}), got {_kind(result)}", start
-        )
+        raise fail(f"score must return (score, {{{names}}}), got {_kind(result)}", start)
     _check_returned("state", "score", result[1], flow.state, start)
     return result
 
@@ -339,10 +330,8 @@ def _split(flow: Flow, result: Any, start: CodeLine) -> tuple[Any, dict[str, Any
 def _of_pages(what: str, value: Any, start: CodeLine) -> Node:
     node = _numbers(what, value, (), start)
     if not node.paged:
-        raise fail(
-            f"{what} is the same for every page: use a field (fields.name) or position.page in it",
-            node.place or start,
-        )
+        problem = "is the same for every page: use a field or position.page"
+        raise fail(f"{what} {problem}", node.place or start)
     return node
 
 
@@ -372,9 +361,8 @@ def _place_of(error: Exception, function: Function) -> CodeLine | None:
     frames = traceback.walk_tb(error.__traceback__)
     lines = [(frame.f_code.co_filename, line) for frame, line in frames if is_author_frame(frame)]
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
-    return (
-        CodeLine(*([place for place in lines if place[0] == file] or lines)[-1]) if lines else None
-    )
+    lines = [place for place in lines if place[0] == file] or lines
+    return CodeLine(*lines[-1]) if lines else None
 
 
 def _start(flow: Flow, function: Function) -> CodeLine:
@@ -398,13 +386,9 @@ def check_weights(program: Program, *, layers: int, kv_heads: int) -> None:
     """Refuse weights that were made for another number of layers or KV heads."""
     for node in in_order([*program.summary, *program.nodes]):
         if node.op == "constant" and node.given[1] == "by head":
-            have = node.given[2]
+            have, need = node.given[2], (layers, kv_heads)
             if have[0] < layers or have[1] != kv_heads:
-                raise fail(
-                    f"weights for {have[0]} layers and {have[1]} KV heads, but the model has "
-                    f"{layers} and {kv_heads}",
-                    node.place,
-                )
+                raise fail(f"weights for {have} layers and KV heads, not {need}", node.place)
 
 
 # Content.

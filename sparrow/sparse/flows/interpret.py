@@ -189,9 +189,8 @@ def _apply(node: Node, inputs: list[Tensor]) -> Tensor:
             return inputs[0].reshape(*inputs[0].shape[:LEAD], *node.shape)
         case "take":
             axis, indices = node.given
-            return inputs[0].index_select(
-                LEAD + axis, torch.tensor(indices, device=inputs[0].device)
-            )
+            index = torch.tensor(indices, device=inputs[0].device)
+            return inputs[0].index_select(LEAD + axis, index)
     raise AssertionError(f"unknown operation {node.op}")
 
 
@@ -224,8 +223,7 @@ def _present(x: Tensor) -> tuple[str, Tensor]:
 
 def _over_pages(node: Node, x: Tensor, exists_nM: Tensor) -> Tensor:
     op = node.op.removeprefix("pages_")
-    exists = _beside(exists_nM, node)
-    filled = torch.where(exists, x, NOTHING[op])
+    filled = torch.where(_beside(exists_nM, node), x, NOTHING[op])
     return REDUCE[op](filled, dim=2, keepdim=True)
 
 
@@ -235,9 +233,7 @@ def _beside(exists_nM: Tensor, node: Node) -> Tensor:
 
 
 def _convolve(node: Node, x: Tensor, exists_nM: Tensor) -> Tensor:
-    exists = _beside(exists_nM, node)
-    filled = torch.where(exists, x, 0.0)
-    taps = node.given[0]
+    taps, filled = node.given[0], torch.where(_beside(exists_nM, node), x, 0.0)
     pages, middle = filled.shape[2], len(taps) // 2
     total = torch.zeros_like(filled)
     for j, tap in enumerate(taps):

@@ -5,17 +5,11 @@ of a group, qbar their mean.
 """
 
 import math
+from collections.abc import Callable
 
 from sparrow.sparse.flows.flow import Fields, Flow, Position
 from sparrow.sparse.flows.formats import D, P, as_keys, fp16, int4
-from sparrow.sparse.flows.tensor import (
-    Summarise,
-    Summary,
-    Tensor,
-    logsumexp,
-    maximum,
-    softmax_over_pages,
-)
+from sparrow.sparse.flows.tensor import Summary, Tensor, logsumexp, maximum, softmax_over_pages
 
 
 def _mean(keys: Tensor, values: Tensor) -> Summary:
@@ -106,7 +100,7 @@ def sub_quest(tokens: int = 16) -> Flow:
 # Means of a few keys each: a finer picture of the page.
 
 
-def _means_of(tokens: int) -> Summarise:
+def _means_of(tokens: int) -> Callable[[Tensor, Tensor], Summary]:
     def summarise(keys: Tensor, values: Tensor) -> Summary:
         parts = keys.reshape(keys.shape[0] // tokens, tokens, keys.shape[1])
         return {"means": parts.mean(1)}

@@ -54,10 +54,7 @@ def load_flow(text: str) -> Flow:
         name, _, attribute = text.partition(":")
         if name == HERE:
             if attribute not in _registered:
-                raise ValueError(
-                    f"the flow {text!r} was defined in another Python process; pass the Flow "
-                    f"again, or write it to a file and name that, as {FORMS}"
-                )
+                raise ValueError(f"{text!r} is a flow of another process; name it as {FORMS}")
             return _registered[attribute]
         return _named(_import(name), attribute, name)
     return library_flow(text)
@@ -95,27 +92,25 @@ def resolve_flow(schedule: Schedule, named: str | None = None, *, force: bool = 
     source = notes.get("flow", schedule.flow).rsplit(", program ", 1)[0]
     try:
         flow = library_flow(source)
+        if flow.name != schedule.flow:
+            raise ValueError(f"{source} is the flow {flow.name!r}")
     except ValueError as error:
         raise ValueError(
             f"schedule {schedule.name!r} is for the flow {schedule.flow!r} ({source[:LONGEST]!r}), "
             f"which is not in the library, and a schedule runs no code: name the flow by --flow or "
             f"attention.flow, as {FORMS}"
         ) from error
-    if flow.name != schedule.flow:
-        raise ValueError(
-            f"schedule {schedule.name!r} is for the flow {schedule.flow!r}; {source} is "
-            f"{flow.name!r}: name the flow by --flow or attention.flow, as {FORMS}"
-        )
     return flow
 
 
 def built_in(module: ModuleType = library) -> list[str]:
     """The names in the library: flows, and functions that make one without arguments."""
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    makers = {
-        n for n, v in public.items() if getattr(v, "__annotations__", {}).get("return") is Flow
-    }
-    return sorted(n for n, v in public.items() if isinstance(v, Flow) or n in makers)
+
+    def makes_flow(value: Any) -> bool:
+        return getattr(value, "__annotations__", {}).get("return") is Flow
+
+    return sorted(n for n, v in public.items() if isinstance(v, Flow) or makes_flow(v))
 
 
 # Modules.

@@ -250,10 +250,7 @@ class Tensor:
     def reshape(self, *shape: int) -> "Tensor":
         check_sizes("reshape", shape)
         if math.prod(shape) != math.prod(self.shape):
-            raise fail(
-                f"reshape: {self.shape} has {math.prod(self.shape)} numbers, {shape} has "
-                f"{math.prod(shape)}"
-            )
+            raise fail(f"reshape: {self.shape} and {shape} hold different amounts of numbers")
         return make("reshape", (self,), shape)
 
     def __getitem__(self, index: int | slice) -> "Tensor":
@@ -271,23 +268,15 @@ class Tensor:
     # What a value that is not known yet cannot do.
 
     def __bool__(self) -> NoReturn:
-        raise fail(
-            "a tensor has no truth value while a flow is traced: instead of if, and, or, not, "
-            "max(a, b) use where(condition, a, b), maximum(a, b), minimum(a, b)"
-        )
+        raise fail("a traced tensor has no truth value: use where(), maximum() or minimum()")
 
     def __float__(self) -> NoReturn:
-        raise fail(
-            "a tensor is no number while a flow is traced: keep computing with tensors "
-            "(x.exp() instead of math.exp(x))"
-        )
+        raise fail("a traced tensor is no number: use x.exp() instead of math.exp(x)")
 
     __int__ = __index__ = __float__
 
     def __iter__(self) -> NoReturn:
-        raise fail(
-            f"tensors are not iterated: index one (x[0]) or reduce an axis (x.sum(0)) of {self}"
-        )
+        raise fail("tensors are not iterated: index one (x[0]) or reduce an axis (x.sum(0))")
 
     def __len__(self) -> int:
         if not self.ndim:
@@ -324,19 +313,14 @@ def as_tensor(x: Tensor | Number) -> Tensor:
     if isinstance(x, Tensor):
         return x
     if isinstance(x, bool) or not isinstance(x, Real):
-        raise fail(
-            f"got a {type(x).__module__}.{type(x).__name__}: flows compute with their own tensors, "
-            "numbers, and constant(array)"
-        )
+        raise fail(f"got {type(x)}: use a flow's tensors, numbers, or constant(array)")
     return make("full", (), (), (float(x),))
 
 
 def as_tensors(op: str, inputs: Sequence[Tensor | Number]) -> list[Tensor]:
     tensors = [as_tensor(x) for x in inputs]
     if any(x.node.boolean for x in tensors):
-        raise fail(
-            f"{SIGNS.get(op, op)} of a condition: turn it into numbers with where(condition, a, b)"
-        )
+        raise fail(f"{SIGNS.get(op, op)} of a condition: use where(condition, a, b) first")
     return tensors
 
 
@@ -351,10 +335,7 @@ def broadcasting(op: str, inputs: Sequence[Tensor], *, boolean: bool) -> Tensor:
         shape = np.broadcast_shapes(*(tensor.shape for tensor in inputs))
     except ValueError:
         shapes = " and ".join(str(tensor.shape) for tensor in inputs)
-        raise fail(
-            f"{SIGNS.get(op, op)}: shapes {shapes} do not fit each other (axes are aligned at "
-            "their ends, and equal or 1)"
-        ) from None
+        raise fail(f"{SIGNS.get(op, op)}: shapes {shapes} cannot be broadcast") from None
     return make(op, inputs, shape, boolean=boolean)
 
 
@@ -366,10 +347,7 @@ def check_sizes(name: str, shape: tuple[int, ...]) -> None:
 def _foreign(library: str, name: str) -> FlowError:
     attributes = {attribute for attribute in dir(Tensor) if not attribute.startswith("_")}
     instead = f"x.{name}()" if name in attributes else "the functions of sparrow.sparse.flows"
-    return fail(
-        f"{library}.{name} does not know a flow's tensors: use {instead}, and constant(array) for "
-        "numbers that are known beforehand"
-    )
+    return fail(f"{library}.{name} cannot take a flow's tensors: use {instead}, constant(array)")
 
 
 def normalise_axis(x: Tensor, axis: int) -> int:
@@ -525,10 +503,7 @@ def _over_pages(op: str, x: Tensor, among: Among) -> Tensor:
 def _require_paged(name: str, x: Tensor) -> None:
     (x,) = as_tensors(name, (x,))
     if not x.paged:
-        raise fail(
-            f"{name}: this is no value of every page, there is nothing to go over. Fields, state "
-            "and position.page are, in score; query, keys and values are not"
-        )
+        raise fail(f"{name} takes a value of every page: fields, state, position.page in score")
 
 
 def _array(array: npt.ArrayLike) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -542,4 +517,3 @@ def _array(array: npt.ArrayLike) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 Summary = dict[str, Tensor]
-Summarise = Callable[[Tensor, Tensor], Summary]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,9 @@ from support.engines import engine_of, same_bits, tiny, weights_of
 
 from sparrow import models
 from sparrow.engine import AsyncEngine, Engine
-from sparrow.schema.sampling import SamplingParams
 
+params = partial(engines.params, max_tokens=20)
 PROMPTS = [[5, 9, 2], list(range(40)), [7] * 33, [1], list(range(20, 90))]
-
-
-def params(**changes: Any) -> SamplingParams:
-    return engines.params(**{"max_tokens": 20, **changes})
 
 
 @pytest.fixture

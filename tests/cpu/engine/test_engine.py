@@ -8,7 +8,6 @@ from support.engines import (
     SPARSE,
     VOCABULARY,
     alone,
-    assert_same_bits,
     count_prefill,
     engine_of,
     logp,
@@ -47,7 +46,7 @@ def test_streamed_tokens_come_once_and_completions_alone_where_that_is_asked(eng
     done = {(each.request, each.sample): each.completion for each in outputs if each.completion}
     assert sorted(done) == [(quiet, 0), (quiet, 1), (loud, 0), (loud, 1)]
     for sample in range(2):
-        assert_same_bits(done[quiet, sample], done[loud, sample])
+        same_bits(done[quiet, sample], done[loud, sample])
         assert len(came[quiet, sample]) == 1
         streamed = [token for tokens in came[loud, sample] for token in tokens]
         assert streamed == done[loud, sample].token_ids.tolist()
@@ -120,7 +119,7 @@ def test_stops_minimum_and_maximum(model) -> None:
     (longer,) = engine.generate([SHORT], params(stop_token_ids=stops, min_tokens=15))
     assert not set(longer.token_ids[:15].tolist()) & set(stops)
     (later,) = engine.generate([SHORT], params(top_k=VOCABULARY))
-    assert_same_bits(later, alone(model, SHORT, params(top_k=VOCABULARY)))
+    same_bits(later, alone(model, SHORT, params(top_k=VOCABULARY)))
     own_end = tiny(eos_ids=tuple(range(60)))
     given = alone(own_end, SHORT, params(ignore_eos=False, max_tokens=60))
     assert given.finish_reason == "stop"
@@ -157,7 +156,7 @@ def test_a_later_request_reuses_the_prefix(engine, model) -> None:
         (given,) = engine.generate([ids], params(max_tokens=2))
         wanted += computed
         assert tokens_of(passes) == wanted
-        assert_same_bits(given, alone(model, ids, params(max_tokens=2)))
+        same_bits(given, alone(model, ids, params(max_tokens=2)))
     alike = engine_of(model, reuse="none")
     passes = count_prefill(alike)
     alike.generate([LONG, LONG], params(max_tokens=2))
@@ -221,8 +220,8 @@ def test_a_default_engine_runs_under_the_rule_of_a_schedule(model) -> None:
         flow = engine_of(model)._rule_for(schedule).flow
         own = engine_of(model, rule=Rule.of(schedule, flow))
         expected = own.generate([LONG], params(), schedule=schedule)
-        assert_same_bits(engine.generate([LONG], params(), schedule=schedule)[0], expected[0])
-        assert_same_bits(engine.generate([LONG], params())[0], alone(model, LONG, params()))
+        same_bits(engine.generate([LONG], params(), schedule=schedule)[0], expected[0])
+        same_bits(engine.generate([LONG], params())[0], alone(model, LONG, params()))
 
 
 def test_a_rule_does_not_change_under_running_requests(model) -> None:
@@ -234,14 +233,14 @@ def test_a_rule_does_not_change_under_running_requests(model) -> None:
         with pytest.raises(ValueError, match=rf"\[{first}, {other}\]"):
             engine.add(LONG, params(), schedule=schedule)
     done = run(engine, outputs=before)
-    assert_same_bits(done[first, 0], alone(model, LONG, params(), schedule=SPARSE))
+    same_bits(done[first, 0], alone(model, LONG, params(), schedule=SPARSE))
 
     dense = engine.add(LONG, params())  # a dense one waits for no rule, but for its page summaries
     with pytest.raises(ValueError, match="quest"):
         engine.add(LONG, params(), schedule=Schedule.fixed(64, flow="quest"))
     sparse = engine.add(LONG, params(), schedule=Schedule.fixed(64, dense_layers=(0,)))
     done = run(engine)
-    assert_same_bits(done[dense, 0], alone(model, LONG, params()))
+    same_bits(done[dense, 0], alone(model, LONG, params()))
     assert "dense layers: 0" in done[sparse, 0].attention
     with pytest.raises(ValueError, match=r"Rule\.of"):  # a rule that was given stays
         engine_of(model, rule=Rule()).add(LONG, params(), schedule=Schedule.fixed(48, last=1))

@@ -2,61 +2,31 @@
 the paper's flow and with others, that have state, a mass, or formats of their own.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from support import engines
-from support.engines import (
-    SPARSE,
-    alone,
-    count_prefill,
-    engine_of,
-    prompt,
-    run,
-    same_bits,
-)
+from support.engines import SPARSE, alone, count_prefill, engine_of, prompt, run, same_bits
+from support.flows import COUNTING, IN_FP8, mean_flow
 
 from sparrow.engine import generate as readable_loop
 from sparrow.engine.engine import EXACT_BATCH
 from sparrow.engine.requests import sample_seeds
 from sparrow.models.lora import Adapter
-from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.sampling import Completion
 from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.formats import D, P, fp8
 from sparrow.sparse.rule import Rule
 
+params = partial(engines.params, max_tokens=14)
 PROMPTS = [[5, 9, 2], prompt(40), prompt(16, 1), prompt(150, 2)]
 LONGEST = PROMPTS[3]
 WAYS = pytest.mark.parametrize("schedule", [None, SPARSE], ids=["dense", "sparse"])
-MASS = Flow(
-    name="top-p",
-    fields=library.block_mean.fields,
-    summarise=library.block_mean.summarise,
-    score=library.softmax_sum.score,
-    mass=0.8,
-)
-IN_FP8 = Flow(
-    name="fp8-quarters",
-    fields={"means": fp8(P // 4, D)},
-    summarise=lambda k, v: {"means": k.reshape(k.shape[0] // 4, 4, k.shape[1]).mean(1)},
-    score=lambda query, fields, position: (query @ fields.means.T).max(),
-)
-COUNTING = Flow(
-    name="counting",
-    state={"seen": 1.0},
-    score=lambda query, fields, position: (
-        fields.seen * query.mean(),
-        {"seen": fields.seen + 0.3 * position.page},
-    ),
-)
+MASS = mean_flow("top-p", library.softmax_sum.score, mass=0.8)
 AVERAGE, FINE = library.running_average(0.7), library.fine_means(4)
-
-
-def params(**changes: Any) -> SamplingParams:
-    return engines.params(**{"max_tokens": 14, **changes})
 
 
 def keep(flow: Flow, budget: int = 64, **changes: Any) -> Schedule:
@@ -197,14 +167,13 @@ def test_state_counts(model) -> None:
     That it outlives a sleep is shown by samples that are swapped: they take the same way.
     """
     own = params(max_tokens=40)
-    flows = [library.running_average(share) for share in (0.95, 0.0)]
-    remembers, forgets = (
-        engine_of(model, rule=rule_of(flow)).generate([LONGEST], own, schedule=keep(flow))[0]
-        for flow in flows
-    )
+
+    def under(flow: Flow) -> Completion:
+        return engine_of(model, rule=rule_of(flow)).generate([LONGEST], own, schedule=keep(flow))[0]
+
+    remembers, forgets = (under(library.running_average(share)) for share in (0.95, 0.0))
     assert not np.array_equal(remembers.logprobs, forgets.logprobs)
-    paper = engine_of(model, rule=rule_of(library.block_mean))
-    (plain,) = paper.generate([LONGEST], own, schedule=keep(library.block_mean))
+    plain = under(library.block_mean)
     assert forgets.token_ids.tolist() == plain.token_ids.tolist()
 
 
@@ -222,10 +191,8 @@ def test_dense_requests_beside_those_of_a_mass_are_dense(model) -> None:
 def test_budgets_by_head_differ_from_common_ones(model) -> None:
     engine = engine_of(model, rule=rule_of(FINE))
     by_head = keep(FINE, 48, layers=(LayerBudgets(layer=2, head=1, budgets=[128]),))
-    common, own = (
-        engine.generate([LONGEST], params(), schedule=schedule)[0]
-        for schedule in (keep(FINE, 48), by_head)
-    )
+    ways = keep(FINE, 48), by_head
+    common, own = (engine.generate([LONGEST], params(), schedule=way)[0] for way in ways)
     assert not np.array_equal(own.logprobs[1:], common.logprobs[1:])
     assert own.logprobs[0] == common.logprobs[0]  # from the prompt, which is dense
     # Layer 0 is dense; of the other two layers one KV head keeps 128 tokens less its rounding.

@@ -5,12 +5,12 @@ import pytest
 from support.engines import (
     SPARSE,
     alone,
-    assert_same_bits,
     changed,
     engine_of,
     params,
     prompt,
     run,
+    same_bits,
     steps,
     tiny,
 )
@@ -40,7 +40,7 @@ def test_before_the_first_decode_step_it_is_the_new_schedule(model) -> None:
         assert drawn(engine) == begun
         assert engine.reschedule(number, WIDE) == [number]
         done = run(engine, outputs=before)[number, 0]
-        assert_same_bits(done, alone(model, prompt(LONG), params(), schedule=WIDE))
+        same_bits(done, alone(model, prompt(LONG), params(), schedule=WIDE))
         assert done.attention == WIDE.describe()
 
 
@@ -61,7 +61,7 @@ def test_on_the_way_it_is_a_bin_of_its_own(model, asleep) -> None:
             engine.wake()
         done = run(engine, outputs=before)[number, 0]
         binned = alone(model, prompt(LONG), params(), schedule=at_length(length, 48, budget))
-        assert_same_bits(done, binned)
+        same_bits(done, binned)
         said = f"from length {length}: {'dense' if new is None else new.describe()}"
         assert done.attention == f"{SPARSE.describe()}; {said}"
         assert done.swaps == asleep
@@ -91,10 +91,9 @@ def test_only_those_under_the_schedule_change_and_nothing_is_built_anew(model) -
     """Any number of times, as a gate raises a bin: only schedules in use need a place."""
     engine = engine_of(model)
     asked = [SPARSE, None, Schedule.fixed(64), SPARSE]
-    numbers = [
-        engine.add(prompt(LONG, seed), params(seed=seed), schedule=schedule)
-        for seed, schedule in enumerate(asked)
-    ]
+    numbers = []
+    for seed, schedule in enumerate(asked):
+        numbers.append(engine.add(prompt(LONG, seed), params(seed=seed), schedule=schedule))
     before = steps(engine, 12)
     runner = engine.runner
     tensors = (runner.rows.schedule_R, runner.budgets._starts_AE, runner.budgets._budgets_LAEG)
@@ -110,7 +109,7 @@ def test_only_those_under_the_schedule_change_and_nothing_is_built_anew(model) -
     assert all(done[numbers[at], 0].attention.count("; from length") == 1 for at in (0, 3))
     for at in (1, 2):
         other = alone(model, prompt(LONG, at), params(seed=at), schedule=asked[at])
-        assert_same_bits(done[numbers[at], 0], other)
+        same_bits(done[numbers[at], 0], other)
         assert done[numbers[at], 0].attention == other.attention
 
 
@@ -170,4 +169,4 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(model) -> None:
         engine.reschedule(None, SPARSE)
     assert engine.reschedule(7, SPARSE) == engine.reschedule(WIDE, SPARSE) == []
     done = run(engine, outputs=before)[number, 0]
-    assert_same_bits(done, alone(model, prompt(LONG), params(), schedule=SPARSE))
+    same_bits(done, alone(model, prompt(LONG), params(), schedule=SPARSE))

@@ -35,13 +35,7 @@ from sparrow.schema.schedule import Schedule
 STEMS = [prompt(200, seed) for seed in range(2)]  # prompts begin alike, for prefixes to share
 
 
-@dataclass(kw_only=True)
-class Asked:
-    """A request as it can be asked again of another engine."""
-
-    ids: list[int]
-    params: SamplingParams
-    how: dict[str, Any]
+Asked = tuple[list[int], SamplingParams, dict[str, Any]]  # to ask again of another engine
 
 
 @dataclass(kw_only=True)
@@ -72,7 +66,7 @@ class Traffic:
             "adapter": dice.choice((None, None, "one")),
         }
         ids = stem + [dice.randrange(211) for _ in range(dice.randint(0, 5))]
-        self.asked[self.engine.add(ids, own, **how)] = Asked(ids=ids, params=own, how=how)
+        self.asked[self.engine.add(ids, own, **how)] = ids, own, how
 
     def turn(self) -> None:
         if self.dice.random() < 0.25:
@@ -104,7 +98,7 @@ class Traffic:
             self.turn()
         done = run(self.engine, outputs=self.outputs)
         asked = self.asked.items()
-        assert set(done) == {(one, n) for one, each in asked for n in range(each.params.n)}
+        assert set(done) == {(one, n) for one, (_, own, _) in asked for n in range(own.n)}
         return done
 
 
@@ -121,8 +115,8 @@ def adapter_of(model: models.Decoder) -> Adapter:
 def calm(model: models.Decoder, traffic: Traffic) -> Done:
     """The same requests under the same numbers, all at once, with room for all of them."""
     engine = crowded(model, pages=600, max_running=64, reuse="none")
-    for request, asked in traffic.asked.items():
-        assert engine.add(asked.ids, asked.params, **asked.how) == request
+    for request, (ids, own, how) in traffic.asked.items():
+        assert engine.add(ids, own, **how) == request
     return run(engine)
 
 

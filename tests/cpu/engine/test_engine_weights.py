@@ -10,7 +10,6 @@ from support.engines import (
     HIDDEN,
     SPARSE,
     alone,
-    assert_same_bits,
     changed,
     dense_hidden,
     engine_of,
@@ -124,7 +123,7 @@ def test_a_refused_update_changes_nothing(model) -> None:
         assert all(torch.equal(view, before[name]) for name, view in views)
     completion = run(engine, outputs=outputs)[request, 0]
     assert completion.recomputed == ()
-    assert_same_bits(completion, alone(model, [1, 2, 3], params(max_tokens=6)))
+    same_bits(completion, alone(model, [1, 2, 3], params(max_tokens=6)))
     engine.update([(DOWN, new[DOWN].double())], version=3, base_version=2)  # a part over its base
     assert engine.version == 3
     for name, view in models.hf_views(model).items():
@@ -173,7 +172,7 @@ def test_an_adapter_may_be_replaced_in_flight(model, in_flight) -> None:
     drawn = engine.loop.requests[adapted].samples[0].drawn
     engine.load_adapter("one", other, in_flight=in_flight)
     done = run(engine, outputs=outputs)
-    assert_same_bits(done[plain, 0], alone(model, LONG, params()))
+    same_bits(done[plain, 0], alone(model, LONG, params()))
     assert done[plain, 0].recomputed == ()
     mine, goes_on = done[adapted, 0], in_flight == "continue"
     born = drawn if goes_on else 0

@@ -3,52 +3,38 @@
 What samples, seeds and stops do is shown of the engine, which is compared with this loop.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support import engines
+from support.engines import tiny
 
 from sparrow import models, ops
 from sparrow.engine import generate
 from sparrow.models.attention import Packed, PackedSparse
-from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.sampling import Completion
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
 
+params = partial(engines.params, max_tokens=40)
 PROMPTS = [[5, 9, 2], list(range(40)), list(range(16)), [7] * 33]
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen2", "llama"])
 def model(request: pytest.FixtureRequest) -> models.Decoder:
-    sizes = {"layers": 3, "hidden": 48, "intermediate": 64, "heads": 6, "kv_heads": 2}
-    spec = models.ModelSpec(
-        family=request.param,
-        **sizes,
-        head_size=16,
-        vocabulary=61,
-        max_positions=256,
-        eos_ids=(60,),
-    )
-    model = models.random(spec, seed=3)
-    with torch.no_grad():
-        for name, view in models.hf_views(model).items():
-            if "norm" not in name:
-                view.mul_(8)  # logits with a spread, as a trained model's
-    return model
+    return tiny(family=request.param)
 
 
 def keep(budget: int) -> Schedule:
     return Schedule.fixed(budget, dense_layers=(0,))
 
 
-def params(**changes: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": 40, "seed": 11, "ignore_eos": True, **changes})
-
-
 def replay(model: models.Decoder, completion: Completion, budget: int | None) -> ops.TokenStats:
     """Log-probs of the sampled tokens from one pass over the whole sequence."""
-    ids = torch.tensor([*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
+    ids = torch.tensor([*completion.prompt_ids, *completion.token_ids])
     start, bounds = len(completion.prompt_ids), torch.tensor([0, len(ids)])
     attention: Any = Packed(bounds=bounds)
     if budget is not None:
@@ -97,9 +83,7 @@ def test_sparse_decode_equals_one_sparse_pass(model, budget: int) -> None:
 
 def test_bad_logits_fail_their_row_and_no_other() -> None:
     """The bad token is one that the good row does not draw."""
-    small = {"layers": 1, "hidden": 16, "intermediate": 16, "heads": 2, "kv_heads": 1}
-    sizes = {**small, "head_size": 8, "vocabulary": 20, "eos_ids": ()}
-    model, own = models.random("qwen3-0.6b", **sizes, tied=False), params(max_tokens=3)
+    model, own = tiny(tied=False), params(max_tokens=3)
     (alone,) = generate(model, [[2]], own)
     poison = next(token for token in range(3, 20) if token not in alone.token_ids)
     with torch.no_grad():

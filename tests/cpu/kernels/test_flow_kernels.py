@@ -10,7 +10,8 @@ pytest.importorskip("triton")
 from support.flows import LAYER, LIBRARY, ODD, Bed, make_bed, mean_flow, same_fields
 from support.kernels import DEVICE, check_choice, fill_fields, select
 
-from sparrow.sparse.compile.launch import Compiled, ScoreLaunch, cache_dir
+from sparrow.files import cache_folder
+from sparrow.sparse.compile.launch import Compiled, ScoreLaunch
 from sparrow.sparse.flows import D, Flow, FlowError, P, as_keys, int4, library
 from sparrow.sparse.flows.flow import trace
 
@@ -33,15 +34,13 @@ def check(flow: Flow, **options) -> None:
         check_choice(bed, kernels, torch.tensor(BUDGETS, device=DEVICE))
 
 
-@pytest.mark.parametrize("flow", [*LIBRARY, *ODD], ids=lambda flow: flow.name)
-def test_kernels_mean_what_the_flow_means(flow) -> None:
-    check(flow, group=2, size=32, dtype=torch.float16)
+SHAPES = [(2, 32, torch.float16), pytest.param(3, 64, torch.float32, marks=pytest.mark.slow)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flow", [*LIBRARY, *ODD], ids=lambda flow: flow.name)
-def test_kernels_in_fp32_for_an_odd_group(flow) -> None:
-    check(flow, group=3, size=64, dtype=torch.float32)
+@pytest.mark.parametrize(("group", "size", "dtype"), SHAPES)
+def test_kernels_mean_what_the_flow_means(flow, group: int, size: int, dtype) -> None:
+    check(flow, group=group, size=size, dtype=dtype)
 
 
 @pytest.mark.parametrize("flow", FEW, ids=lambda flow: flow.name)
@@ -71,13 +70,11 @@ def test_tokens_are_appended_and_pages_finished_in_one_go(flow) -> None:
     last_B = bed.lengths_B - 1
     slots_B = bed.table_BM[bed.rows_B, last_B // page].long() * page + last_B % page
     slots_B[3] = -1
-    k_BGD, v_BGD = (
-        bed.compiled.field(name, LAYER)[slots_B // page, :, slots_B % page].clone()
-        for name in ("k", "v")
-    )
+    pools = [bed.compiled.field(name, LAYER) for name in ("k", "v")]
+    k_BGD, v_BGD = (pool[slots_B // page, :, slots_B % page].clone() for pool in pools)
     before = {f.name: bed.compiled.field(f.name, LAYER).clone() for f in bed.compiled.page_fields}
-    for name in ("k", "v"):  # what is appended must be written, not found
-        bed.compiled.field(name, LAYER)[slots_B[:3] // page, :, slots_B[:3] % page] = float("nan")
+    for pool in pools:  # what is appended must be written, not found
+        pool[slots_B[:3] // page, :, slots_B[:3] % page] = float("nan")
     kernels.append(bed.compiled, LAYER, k_BGD, v_BGD, slots_B, write=True)
     for name, block in before.items():
         assert torch.equal(bed.compiled.field(name, LAYER), block), name
@@ -109,7 +106,7 @@ def test_sources_are_kept_by_content() -> None:
     assert one.module is two.module
     first, again = (Compiled(trace(library.quest, 16, 32, 2), torch.float16) for _ in range(2))
     assert first.module is again.module
-    assert list(cache_dir().glob(f"{first.module.__name__}.py"))
+    assert list(cache_folder("kernels").glob(f"{first.module.__name__}.py"))
     assert Compiled(trace(library.quest, 16, 64, 2), torch.float16).module is not first.module
 
 
@@ -129,10 +126,8 @@ def test_what_cannot_be_compiled_is_refused() -> None:
     def quarters(keys, values):
         return {"x": keys.reshape(4, 4, keys.shape[1]).mean(1)}
 
-    for form, summarise, word in (
-        (as_keys(2 * D), halves, "powers"),
-        (int4(P // 4, D), quarters, "int4"),
-    ):
+    cases = (as_keys(2 * D), halves, "powers"), (int4(P // 4, D), quarters, "int4")
+    for form, summarise, word in cases:
         fields, score = {"x": form}, lambda query, fields, position: fields.x.sum()
         odd = Flow(name="odd", fields=fields, summarise=summarise, score=score)
         with pytest.raises(FlowError, match=word):

@@ -39,10 +39,8 @@ def launch(request, monkeypatch) -> LinearLaunch:
 @pytest.mark.usefixtures("launch")
 def test_products() -> None:
     for (tokens, width, depth), op in product(SHAPES, OPS):
-        bias = tokens % 2 == 1
-        tensors, options = kernel_cases.product(
-            op, tokens, width, depth, draw, bias=bias, gaps=True
-        )
+        sizes, bias = (tokens, width, depth), tokens % 2 == 1
+        tensors, options = kernel_cases.product(op, *sizes, draw, bias=bias, gaps=True)
         given = tensors[-1].clone() if op == "linear_add" else None
         plain = getattr(logprob if op == "logits" else layers, op).definition
         for _ in range(2):  # the counts of a split product must be back at zero

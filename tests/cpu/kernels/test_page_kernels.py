@@ -106,10 +106,8 @@ def test_what_falls_back_to_the_definition() -> None:
     assert not kernels.supports("write_pages", *(x.double() for x in pool), k, k, slots)
     assert not kernels.supports("write_pages", *(x.transpose(0, 1) for x in pool), k, k, slots)
     assert not kernels.supports("write_pages", *pool, k.mT.contiguous().mT, k, slots)
-    assert not kernels.supports("select_pages", torch.zeros(1, 1, 40_000), slots, slots, page=16)
-    assert not kernels.supports(
-        "select_pages", torch.zeros(1, 1, 8).double(), slots, slots, page=16
-    )
+    for scores in (torch.zeros(1, 1, 40_000), torch.zeros(1, 1, 8).double()):
+        assert not kernels.supports("select_pages", scores, slots, slots, page=16)
 
 
 # Sampling and rows.
@@ -125,10 +123,8 @@ def test_draws_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> N
     check_sampler(sampling, [rows[0].half(), *rows[1:]])
     temperature = torch.tensor([1.0, 0.7, 0.01, 2.0, 0.0, 0.5], device=DEVICE)
     for vocabulary, spread in product((1, 16, 17, 101), (0.1, 3.0, 30.0)):
-        logits, number = (
-            torch.randn(6, vocabulary, device=DEVICE) * spread,
-            torch.arange(6).to(DEVICE),
-        )
+        logits = torch.randn(6, vocabulary, device=DEVICE) * spread
+        number = torch.arange(6, device=DEVICE)
         logits[4, -2:] = 3e38  # of two equals the earlier
         rows = (logits, number * 7, number, temperature)
         found, wanted = sampling.sample(*rows), sampling_definition.sample.definition(*rows)

@@ -62,18 +62,15 @@ FLOWS = [library.block_mean, library.running_average(0.5), library.fine_means(2)
 def test_gradients_of_sparse_attention(flow: Flow) -> None:
     """Against finite differences; the choice of pages is constant around a generic point."""
     torch.manual_seed(0)
-    tensors = [
-        torch.randn(17, heads, 2, dtype=torch.float64, requires_grad=True) for heads in (2, 1, 1)
-    ]
+    random = partial(torch.randn, dtype=torch.float64, requires_grad=True)
+    tensors = [random(17, heads, 2) for heads in (2, 1, 1)]
     bounds, dense = torch.tensor([0, 4, 17]), torch.tensor([1, 2])
     rule = Rule(flow=flow, first=0, last=1)
     options = {"page": 2, "first": 0, "last": 1, "mass": rule.mass, "scale": SCALE}
     options["scorer"] = rule.scorer(2, 2)
 
     def attend(budget: int, *qkv: torch.Tensor) -> torch.Tensor:
-        return ops.attend_sparse(
-            qkv[0], qkv[1], qkv[2], bounds, dense, torch.full((17,), budget), **options
-        )
+        return ops.attend_sparse(*qkv, bounds, dense, torch.full((17,), budget), **options)
 
     for budget in (0, 8):
         assert torch.autograd.gradcheck(partial(attend, budget), tensors, fast_mode=True)

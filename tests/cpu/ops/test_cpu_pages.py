@@ -93,9 +93,8 @@ def test_landmarks_round_to_nearest_even_sum_in_fp32_and_keep_nan() -> None:
 
 
 def test_many_tokens_are_shared_by_threads() -> None:
-    (k_pool, v_pool, landmark), theirs = (
-        empty_pools(torch.float32, pages=300, size=64) for _ in range(2)
-    )
+    sizes = {"pages": 300, "size": 64}
+    (k_pool, v_pool, landmark), theirs = (empty_pools(torch.float32, **sizes) for _ in range(2))
     k, v = fused_tokens(4501, torch.float32, size=64)
     slots = torch.randperm(4800, generator=torch.Generator().manual_seed(0))[:4501]
     pages.write_pages(k_pool, v_pool, k, v, slots)
@@ -125,9 +124,8 @@ def test_places_outside_the_pool_are_refused_before_anything_is_written() -> Non
 
 def score(batch: Batch, **changes: Tensor) -> Tensor:
     batch = batch._replace(**changes)
-    return pages.score_pages(
-        batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B, page=batch.page
-    )
+    given = (batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B)
+    return pages.score_pages(*given, page=batch.page)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -146,14 +144,10 @@ def test_a_row_scores_the_same_alone_at_every_place_and_by_any_strides(dtype) ->
     batch = make_batch(LENGTHS, heads=6, head_size=32, dtype=dtype)
     q, table, lengths, many = batch.q_BHD, batch.table_BM, batch.lengths_B, score(batch)
     for row in range(len(LENGTHS)):
-        row_slice = slice(row, row + 1)
-        alone = score(
-            batch, q_BHD=q[row_slice], table_BM=table[row_slice], lengths_B=lengths[row_slice]
-        )
-        assert same_bits(alone[0], many[row])
-    row_slice = slice(6, 7)  # 62 finished pages and an unfinished one, in front
-    turned = table[row_slice].flip(1)[:, 1:]
-    backwards = score(batch, q_BHD=q[row_slice], table_BM=turned, lengths_B=lengths[row_slice])
+        one = {"q_BHD": q[row, None], "table_BM": table[row, None], "lengths_B": lengths[row, None]}
+        assert same_bits(score(batch, **one)[0], many[row])
+    turned = table[6:7].flip(1)[:, 1:]  # 62 finished pages and an unfinished one, in front
+    backwards = score(batch, q_BHD=q[6:7], table_BM=turned, lengths_B=lengths[6:7])
     assert same_bits(backwards[0], many[6, :, :62].flip(1))
     fused = torch.cat([q, q + 1], dim=1)[:, :6]
     for integer in INTEGERS:

@@ -46,10 +46,8 @@ def test_goals_at_both_ends_stay_on_tokens_with_weight() -> None:
     ladder = np.empty(3)
     assert sampling._climb(scaled, np.float32(0), ladder) == 0
     assert ladder.tolist() == [1, 3, 3]
-    actual = [
-        sampling._invert(scaled, np.float32(0), ladder, goal) for goal in (0.0, 1.0, 2.5, 3.0)
-    ]
-    assert actual == [5, 140, 141, 141]
+    for goal, token in ((0.0, 5), (1.0, 140), (2.5, 141), (3.0, 141)):
+        assert sampling._invert(scaled, np.float32(0), ladder, goal) == token
 
 
 def test_what_is_left_to_the_definition() -> None:

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("hypothesis")
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 from support.paging import DENSE, Batch, attend, make_batch, mean_scores
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.ops.cpu import attention
-from sparrow.ops.reference import attention as definitions
 from sparrow.ops.reference.acceptance import acceptance_bounds
 from sparrow.sparse.rule import Rule
 
@@ -50,9 +48,8 @@ def batches(
     )
 
 
-def choose(batch: Batch, budgets: torch.Tensor, *, first: int = 1, last: int = 2) -> ops.PageLists:
-    options = {"page": batch.page, "first": first, "last": last}
-    return ops.select_pages(mean_scores(batch), batch.lengths_B, budgets, **options)
+def choose(batch: Batch, budgets: torch.Tensor) -> ops.PageLists:
+    return ops.select_pages(mean_scores(batch), batch.lengths_B, budgets, page=batch.page)
 
 
 @given(batch=batches(), chunk=st.integers(1, 20))
@@ -64,16 +61,13 @@ def test_paged_equals_contiguous(batch: Batch, chunk: int) -> None:
     q_THD = torch.randn(sum(lengths), *batch.q_BHD.shape[1:])
     bounds = edges(lengths)
     paged = ops.attend_causal_paged(q_THD, *batch.pool, bounds, scale=SCALE)
-    packed = ops.attend_causal(
-        q_THD, torch.cat(batch.keys), torch.cat(batch.values), bounds, scale=SCALE
-    )
+    whole = (q_THD, torch.cat(batch.keys), torch.cat(batch.values))
+    packed = ops.attend_causal(*whole, bounds, scale=SCALE)
     assert torch.equal(paged, packed)
-    queries, expected_pages = (
-        [x[-chunk:] for x in part.split(lengths)] for part in (q_THD, packed)
-    )
+    queries, wanted = ([x[-chunk:] for x in part.split(lengths)] for part in (q_THD, packed))
     few = edges([len(part) for part in queries])
     last = ops.attend_causal_paged(torch.cat(queries), *batch.pool, few, scale=SCALE)
-    torch.testing.assert_close(last, torch.cat(expected_pages), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(last, torch.cat(wanted), atol=1e-5, rtol=1e-5)
     newest = q_THD[bounds[1:] - 1]
     decoded = ops.attend_decode(newest, *batch.pool, scale=SCALE)
     torch.testing.assert_close(decoded, packed[bounds[1:] - 1], atol=1e-5, rtol=1e-5)
@@ -160,42 +154,6 @@ def test_pages_off_the_list_do_not_matter(batch: Batch, budget: int) -> None:
     assert torch.equal(clean, poisoned)
 
 
-@given(
-    batch=batches(),
-    seed=st.integers(0, 2**31),
-    prompt=st.integers(0, 20),
-    first=st.integers(0, 2),
-    last=st.integers(1, 3),
-)
-@settings(max_examples=settings().max_examples // 4)
-def test_many_tokens_sparse_is_one_token_at_a_time(
-    batch: Batch, seed: int, prompt: int, first: int, last: int
-) -> None:
-    """Replays decoding of the first sequence: write, summarise, score, select, attend."""
-    k_SGD, v_SGD = batch.keys[0], batch.values[0]
-    length, (heads, head_size) = len(k_SGD), batch.q_BHD.shape[1:]
-    q_SHD = torch.randn(length, heads, head_size)
-    generator = torch.Generator().manual_seed(seed)
-    budgets_S = torch.randint(100, (length,), generator=generator)
-    options = {"page": batch.page, "first": first, "last": last, "scale": SCALE}
-    options["scorer"] = Rule(first=first, last=last).scorer(2, batch.page)
-    with patch.object(definitions, "QUERY_BLOCK", 16):  # several blocks of queries
-        many = ops.attend_sparse(
-            q_SHD, k_SGD, v_SGD, edges([length]), torch.tensor([prompt]), budgets_S, **options
-        )
-    for position in range(length):
-        now = batch._replace(
-            q_BHD=q_SHD[position, None],
-            table_BM=batch.table_BM[:1],
-            lengths_B=torch.tensor([position + 1]),
-        )
-        lists = choose(now, budgets_S[position, None], first=first, last=last)
-        single = ops.attend_decode(
-            now.q_BHD, *now.pool, None if position < prompt else lists, scale=SCALE
-        )
-        torch.testing.assert_close(many[position], single[0], atol=1e-5, rtol=1e-5)
-
-
 @given(batch=batches(), extra=st.integers(0, 50), prompt=st.integers(0, 90))
 def test_a_budget_of_at_least_the_length_is_dense_bit_for_bit(
     batch: Batch, extra: int, prompt: int
@@ -248,46 +206,6 @@ def test_decode_in_numba_equals_the_definition(
     q_BHD, table_BM, lengths_B, *lists_row = (part[row, None] for part in parts)
     alone = batch._replace(q_BHD=q_BHD, table_BM=table_BM, lengths_B=lengths_B)
     assert torch.equal(attend(attention, alone, ops.PageLists(*lists_row))[0], actual[row])
-
-
-# Sampling.
-
-VOCABULARY = 6
-numbers = st.integers(-30, 30).map(lambda tenths: tenths / 10)
-
-
-@given(
-    logits=st.lists(numbers, min_size=VOCABULARY, max_size=VOCABULARY),
-    seed=st.integers(-(2**63), 2**63 - 1),
-    counter=st.integers(0, 2**31),
-    temperature=st.sampled_from([0.05, 0.5, 1.0, 3.0]),
-    top_k=st.integers(0, VOCABULARY + 2),
-    top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]),
-    forbidden=st.lists(st.integers(-2, VOCABULARY - 1), min_size=1, max_size=4),
-)
-def test_a_draw_is_allowed_and_its_logprob_is_of_what_is_left(
-    logits, seed, counter, temperature, top_k, top_p, forbidden
-) -> None:
-    draws = ops.sample(
-        torch.tensor([logits]),
-        torch.tensor([seed]),
-        torch.tensor([counter]),
-        torch.tensor([temperature]),
-        torch.tensor([top_k]),
-        torch.tensor([top_p]),
-        torch.tensor([forbidden]),
-    )
-    token, logprob = int(draws.tokens), float(draws.logprobs)
-    assert bool(draws.ok)
-    assert token not in forbidden
-    allowed = [logit for index, logit in enumerate(logits) if index not in forbidden]
-    better = sum(logit > logits[token] for logit in allowed)
-    assert better < (top_k or VOCABULARY)
-    mass = math.exp(logits[token] / temperature) / sum(
-        math.exp(logit / temperature) for logit in allowed
-    )
-    assert math.log(mass) - 1e-4 <= logprob <= 1e-6  # cuts only raise it
-    assert -1e-6 <= float(draws.entropies) <= math.log(len(allowed)) + 1e-5
 
 
 # Bounds from top-K lists hold for any two distributions, and no tighter upper one would.

@@ -19,21 +19,14 @@ def draw(logits_BV, temperature: float = 1.0, seed: int = 0, **cuts) -> ops.Draw
     rows = len(logits_BV)
     names = {"top_k": "top_k_B", "top_p": "top_p_B", "forbidden": "forbidden_BS"}
     many = {names[name]: torch.tensor([cut] * rows) for name, cut in cuts.items()}
-    return ops.sample(
-        logits_BV,
-        seed + torch.arange(rows),
-        torch.zeros(rows, dtype=torch.int64),
-        torch.full((rows,), temperature),
-        **many,
-    )
+    seeds_B, counters_B = seed + torch.arange(rows), torch.zeros(rows, dtype=torch.int64)
+    return ops.sample(logits_BV, seeds_B, counters_B, torch.full((rows,), temperature), **many)
 
 
 def expected(temperature: float, top_k: int = 0, top_p: float = 1.0, forbidden=()) -> list[float]:
     """The distribution, written out over a list."""
-    mass = [
-        0.0 if token in forbidden else math.exp(logit / temperature)
-        for token, logit in enumerate(LOGITS.tolist())
-    ]
+    mass = [math.exp(logit / temperature) for logit in LOGITS.tolist()]
+    mass = [0.0 if token in forbidden else share for token, share in enumerate(mass)]
     order = sorted(range(len(mass)), key=lambda token: (-mass[token], token))
     for token in order[top_k or len(mass) :]:
         mass[token] = 0.0
@@ -49,11 +42,11 @@ def expected(temperature: float, top_k: int = 0, top_p: float = 1.0, forbidden=(
 CUTS: list[dict] = [
     *({}, {"top_k": 3}, {"top_k": 1}, {"top_k": 100}, {"top_p": 0.8}, {"top_p": 0.01}),
     *({"top_k": 5, "top_p": 0.7}, {"forbidden": [2, -1, 6]}, {"forbidden": [2], "top_k": 2}),
-    {"forbidden": [-1, -1]},
+    *({"forbidden": [-1, -1]}, {"forbidden": [2, 4], "top_p": 0.8, "top_k": 4}),
 ]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("temperature", [3.0, 1.0, 0.6, 0.05])
 def test_frequencies_logprobs_and_entropy(temperature: float) -> None:
     for cuts in CUTS:
         draws = draw(LOGITS.expand(DRAWS, -1), temperature, **cuts)
@@ -114,17 +107,6 @@ def test_rows_that_cannot_be_drawn_from_are_not_ok() -> None:
     draws = draw(torch.zeros(2, 3), forbidden=[0, 2, 1, 1, -1])  # every token forbidden
     assert not draws.ok.any()
     assert draws.tokens.tolist() == draws.logprobs.tolist() == draws.entropies.tolist() == [0, 0]
-
-
-def test_logprob_and_entropy_are_those_of_training() -> None:
-    torch.manual_seed(1)
-    hidden, head = torch.randn(40, 32), torch.randn(500, 32)
-    temperature = torch.rand(40) + 0.5
-    index = torch.arange(40)
-    draws = ops.sample(ops.logits(hidden, head), index, index, temperature)
-    stats = ops.token_stats(hidden, head, draws.tokens, temperature=temperature)
-    torch.testing.assert_close(draws.logprobs, stats.logprob, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(draws.entropies, stats.entropy, atol=1e-5, rtol=1e-5)
 
 
 def test_a_step_reads_rows_and_moves_them_on() -> None:

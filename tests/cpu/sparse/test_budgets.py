@@ -46,9 +46,8 @@ def assert_looks_up(
 ) -> None:
     """`held` is what each slot should hold; the dense one is None."""
     for dtype in (torch.int32, torch.int64):
-        budgets_LBG = table.lookup(
-            torch.tensor(slots, dtype=dtype), torch.tensor(lengths, dtype=dtype)
-        )
+        numbers = (torch.tensor(part, dtype=dtype) for part in (slots, lengths))
+        budgets_LBG = table.lookup(*numbers)
         assert budgets_LBG.dtype == torch.int32
         assert budgets_LBG.is_contiguous()
         assert budgets_LBG.tolist() == [

@@ -17,18 +17,10 @@ from sparrow.engine import Engine
 from sparrow.models.spec import shape
 from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.sparse.compile import kernels
-from sparrow.sparse.flows import (
-    D,
-    Flow,
-    FlowError,
-    bf16,
-    interpret,
-    library,
-    softmax_over_pages,
-    weights,
-)
+from sparrow.sparse.flows import D, Flow, FlowError, bf16, interpret, library, weights
 from sparrow.sparse.flows.flow import check_weights, trace
 from sparrow.sparse.flows.interpret import ScoreContext
+from sparrow.sparse.flows.tensor import softmax_over_pages
 from sparrow.sparse.rule import Rule
 
 
@@ -43,11 +35,9 @@ def test_names_of_fields_do_not_hide_how_they_are_used() -> None:
 
 
 def test_weights_of_another_model_are_refused_when_an_engine_is_built() -> None:
-    learned = mean_flow(
-        "learned",
-        lambda q, f, p: q.mean(0) @ f.mean + (q @ weights(np.ones((2, 4, 64, 2)))).sum(),
-        probe=(16, 64, 1),
-    )
+    ones = np.ones((2, 4, 64, 2))
+    score = lambda q, f, p: q.mean(0) @ f.mean + (q @ weights(ones)).sum()  # noqa: E731
+    learned = mean_flow("learned", score, probe=(16, 64, 1))
     program = trace(learned, 16, 64, 1)
     check_weights(program, layers=2, kv_heads=4)
     with pytest.raises(FlowError, match="KV heads"):

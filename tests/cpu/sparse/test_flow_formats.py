@@ -4,19 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparrow.sparse.flows.formats import (
-    D,
-    Format,
-    P,
-    PageField,
-    as_keys,
-    bf16,
-    fp8,
-    fp16,
-    fp32,
-    int4,
-)
-from sparrow.sparse.flows.tensor import FlowError
+from sparrow.sparse.flows import D, FlowError, P, as_keys, bf16, fp8, fp16, fp32, int4
+from sparrow.sparse.flows.formats import Format, PageField
 
 KEYS = torch.bfloat16
 SHAPE, SIZES = (3, 6), {"P": 16, "D": 8}

@@ -119,10 +119,8 @@ def test_scores_in_plain_loops() -> None:
         random = np.random.default_rng(0)
         q = 2 * random.normal(size=(GROUP, SIZE))
         k, v = random.normal(size=(2, 7, page, SIZE)).astype(np.float32).astype(np.float64)
-        wanted = plain(q, k, v)
-        np.testing.assert_allclose(
-            scores(flow, q, k, v), wanted, rtol=1e-4, atol=1e-5, err_msg=flow.name
-        )
+        near = {"rtol": 1e-4, "atol": 1e-5, "err_msg": flow.name}
+        np.testing.assert_allclose(scores(flow, q, k, v), plain(q, k, v), **near)
 
 
 def test_names_and_bytes() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparrow.schema.base import from_dict, to_dict
-from sparrow.schema.schedule import LayerBudgets, Note, Schedule, kept_tokens
+from sparrow.schema.schedule import LayerBudgets, Note, Schedule
 
 TEXT = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"]))
 NAME = TEXT.filter(bool)
@@ -65,16 +65,3 @@ def test_look_up_is_a_scan_of_the_bins(schedule: Schedule, data: st.DataObject) 
     length = data.draw(near | st.integers(0, 2**31 - 1))
     begun = [i for i, start in enumerate(schedule.lengths.tolist()) if start <= length]
     assert schedule.budget(length) == schedule.budgets[begun[-1]]
-
-
-sizes = st.integers(0, 200)
-
-
-@given(sizes, sizes, st.integers(1, 20), st.integers(0, 3), st.integers(1, 3))
-def test_kept_tokens_never_exceed_budget_or_length(
-    length: int, budget: int, page: int, first: int, last: int
-) -> None:
-    kept = kept_tokens(length, budget, page, first, last)
-    assert kept <= min(length, max(budget, (first + last) * page))
-    assert budget < length or kept == length
-    assert kept <= kept_tokens(length, budget + 1, page, first, last)
