@@ -88,8 +88,8 @@ class PagedDecode:
     """One new token per row; dense without budgets, else over the pages that the rule keeps.
 
     budgets are [layers, B], or [layers, B, G] by KV head; a row whose budget is at least its length
-    is dense, bit for bit. Tokens of summary slots finish pages (default: all tokens); drafts do not,
-    as page summaries are made of verified keys alone.
+    is dense, bit for bit. Where summary slots are given, only they finish pages: summaries are made
+    of verified keys, so drafts do not.
     """
 
     cache: ops.PageCache

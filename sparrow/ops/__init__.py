@@ -7,6 +7,7 @@ from sparrow.ops.reference.attention import (
     attend_causal_paged,
     attend_decode,
     attend_sparse,
+    attend_verify,
 )
 from sparrow.ops.reference.layers import gate, linear_add, norm_gated, norm_linear, split_heads
 from sparrow.ops.reference.logprob import TokenStats, logits, token_stats
@@ -22,7 +23,6 @@ from sparrow.ops.reference.speculation import (
     Verdict,
     accept_by_ratio,
     accept_equal,
-    attend_verify,
     record_drafts,
     verify_inputs,
     verify_outputs,

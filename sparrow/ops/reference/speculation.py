@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from sparrow.ops.dispatch import op
-from sparrow.ops.reference.attention import attend_decode
 from sparrow.ops.reference.sampling import Draws, inverse_cdf, uniforms
 from sparrow.ops.types import DraftState, RowState, StepInputs
 
@@ -82,25 +81,6 @@ def verify_inputs(
         counters_B=counters_BQ.flatten(),
         temperature_B=rows.temperature_R[at_B].repeat_interleave(queries),
     )
-
-
-@op(gradients=False)
-def attend_verify(
-    q_THD: Tensor,
-    k_NGPD: Tensor,
-    v_NGPD: Tensor,
-    table_BM: Tensor,
-    lengths_T: Tensor,
-    *,
-    scale: float,
-) -> Tensor:
-    """Dense attention of T / B neighbouring tokens of each row over its pages, [T, H, D].
-
-    Keys and values of all of them are in the cache; lengths are those that each query sees, its own
-    token included. By definition these are T rows of `attend_decode`, bit for bit.
-    """
-    table_TM = table_BM.repeat_interleave(len(q_THD) // max(1, len(table_BM)), dim=0)
-    return attend_decode(q_THD, k_NGPD, v_NGPD, table_TM, lengths_T, scale=scale)
 
 
 def accept_equal(draws: Draws, ids_BQ: Tensor, count_B: Tensor) -> Verdict:

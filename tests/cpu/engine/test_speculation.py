@@ -11,13 +11,13 @@ from support.engines import (
     SPARSE,
     VOCABULARY,
     alone,
-    assert_same_bits,
     changed,
     engine_of,
     logp,
     params,
     prompt,
     run,
+    same_bits,
     tiny,
 )
 
@@ -64,7 +64,7 @@ def test_shared_noise_equals_dense_decoding(model, changes: dict[str, Any], draf
         PROMPTS, own, schedule=SPARSE, speculative=shared(draft_tokens)
     )
     for mine, other in zip(given, wanted, strict=True):
-        assert_same_bits(mine, other)
+        same_bits(mine, other)
         assert mine.weight_versions.tolist() == other.weight_versions.tolist()
 
 
@@ -89,7 +89,7 @@ def test_any_flow_budget_and_company_gives_the_tokens_of_dense_decoding(model, f
 
     for (_, number), mine, other in zip(asked, answers(True), answers(False), strict=True):
         if ways[number][1] is None or ways[number][1].acceptance == "shared_noise":
-            assert_same_bits(mine, other)
+            same_bits(mine, other)
 
 
 def test_rejection_samples_the_policys_distribution() -> None:
@@ -135,7 +135,7 @@ def test_swaps_sleep_and_aborts_change_no_token(model) -> None:
     done = run(engine, outputs=outputs)
     assert sum(completion.swaps for completion in done.values()) > 1
     for number, completion in zip(numbers, wanted, strict=True):
-        assert_same_bits(done[number, 0], completion)
+        same_bits(done[number, 0], completion)
     assert done[doomed, 0].finish_reason == "abort"
 
 
@@ -149,7 +149,7 @@ def test_a_round_ends_at_a_stop_token_and_nothing_beyond_is_recorded(model) -> N
     assert {completion.finish_reason for completion in wanted} >= {"stop"}
     for sample, completion in enumerate(wanted):
         mine = done[request, sample]
-        assert_same_bits(mine, completion)
+        same_bits(mine, completion)
         for name in ("hidden", "top_ids", "top_logprobs"):
             np.testing.assert_array_equal(getattr(mine, name), getattr(completion, name))
 
@@ -199,7 +199,7 @@ def test_adapters_and_new_weights_between_rounds(model) -> None:
             engine.update(changed(model), version=3, in_flight="restart")
         (wanted,) = dense.generate([PROMPTS[3]], own, adapter=name)
         done = run(exact, outputs=outputs)[restarted, 0]
-        assert_same_bits(done, wanted)
+        same_bits(done, wanted)
         assert done.restarts == 1
 
         continued = exact.add(PROMPTS[3], own, adapter=name, **drafts)
