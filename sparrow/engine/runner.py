@@ -156,7 +156,7 @@ class VerifyDelivery(Delivery):
 
     def __init__(self, samples: Sequence[Sample], output: StepOutput, version: int) -> None:
         self.drafts = [sample.drafts for sample in samples]
-        self.queries = (output.draws.shape[1] - 2) // 3
+        self.queries = output.draws.shape[1] // 4
         super().__init__(samples, output, version)
 
     def _owners(self) -> list[Sample | None]:
@@ -164,23 +164,21 @@ class VerifyDelivery(Delivery):
 
     def read(self) -> list[tuple[Sample, list[int]]]:
         packed = self._arrived()
-        tokens, logprobs, entropies = np.split(packed[:, :-2], 3, axis=1)
+        tokens, logprobs, entropies, ok = np.split(packed[:, :-1], 4, axis=1)
+        logprobs, entropies = logprobs.view(np.float32), entropies.view(np.float32) + 0.0
         due: list[tuple[Sample, list[int]]] = []
         for row, (sample, drafts) in enumerate(zip(self.samples, self.drafts, strict=True)):
             if sample is None or sample.finish is not None:
                 continue
-            emitted, ok = packed[row, -2:].tolist()
-            before = len(sample.tokens)
+            emitted, before = int(packed[row, -1]), len(sample.tokens)
             sample.take_verdict(drafts, emitted)
-            floats = (part[row].view(np.float32).tolist() for part in (logprobs, entropies))
-            for query, draw in enumerate(
-                zip(tokens[row, :emitted].tolist(), *floats, strict=False)
-            ):
-                if sample.finish is None and ok:
+            columns = (part[row, :emitted].tolist() for part in (tokens, logprobs, entropies, ok))
+            for query, (*draw, fine) in enumerate(zip(*columns, strict=True)):
+                if sample.finish is None and fine:
                     sample.take(*draw, self.version)
                     self._hand_extras(row * self.queries + query, sample)
-            if not ok:
-                sample.fail()
+                elif sample.finish is None:
+                    sample.fail()
             due.append((sample, sample.tokens[before:]))
         return due
 
@@ -361,12 +359,14 @@ class Runner:
     def verify(self, samples: Sequence[Sample]) -> StepOutput:
         """Verify the drafts of these resident samples; each gets one more token."""
         requests = {sample.request for sample in samples}
+        speculative = [r.speculative for r in requests if r.speculative is not None]
         queries = 1 + max(sample.drafts for sample in samples)
-        speculative = (request.speculative for request in requests)
+        if self.graphs is not None:  # one graph, whatever the last rounds of samples draft
+            queries = 1 + max(params.draft_tokens for params in speculative)
         kind = VerifyKind(
             **self._common(samples, requests, -(-self.least_batch // queries)),
             queries=queries,
-            rules=frozenset(params.acceptance for params in speculative if params is not None),
+            rules=frozenset(params.acceptance for params in speculative),
         )
         return self._launch(kind, samples, self._verify)
 

@@ -24,6 +24,7 @@ from sparrow.ops.reference.speculation import (
     accept_by_ratio,
     accept_equal,
     record_drafts,
+    resample,
     verify_inputs,
     verify_outputs,
 )

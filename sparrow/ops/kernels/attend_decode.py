@@ -126,7 +126,7 @@ def _attend(
     queries: int,
     scale: float,
 ) -> Tensor:
-    """Attention of `queries` tokens of each row of the table; q, lengths and result are by token."""
+    """Attention of `queries` tokens of each row of the table; other arguments are by token."""
     kv_heads, page, size = k_NGPD.shape[1:]
     out_BHD = torch.empty(q_BHD.shape, dtype=q_BHD.dtype, device=q_BHD.device)
     if not out_BHD.numel():
@@ -276,8 +276,9 @@ def _attend_split(
 ):
     """Softmax attention of one group of query heads over one split of its pages.
 
-    r counts the query heads of the first token, then those of the next. Page numbers of a tile come from the step before: looked up in the same step, they would take
-    the place of K and V in the compiler's pipeline. Scores are in base 2 (`scale` holds log2 e).
+    r counts the query heads of the first token, then those of the next. Page numbers of a tile come
+    from the step before: looked up in the same step, they would take the place of K and V in the
+    compiler's pipeline. Scores are in base 2 (`scale` holds log2 e).
     """
     kv_head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     table += row * table_row

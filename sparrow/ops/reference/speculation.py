@@ -8,7 +8,6 @@ Legend: sparrow/ops/types.py; R rows of resident sequences, J drafts of a round,
 T = B * Q queries of all rows of a batch.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -25,14 +24,14 @@ class Verdict(NamedTuple):
     """Tokens of a round by row, [B, Q] (those from `emitted` on are void), and how many there are.
 
     log-probs and entropies are of the policy. Of the emitted tokens all but the last are accepted
-    drafts. ok: the logits that the tokens come from were finite.
+    drafts. ok: the logits that a token comes from were finite.
     """
 
     tokens_BQ: Tensor
     logprobs_BQ: Tensor
     entropies_BQ: Tensor
+    ok_BQ: Tensor
     emitted_B: Tensor
-    ok_B: Tensor
 
 
 @op(gradients=False)
@@ -83,56 +82,37 @@ def verify_inputs(
     )
 
 
-def accept_equal(draws: Draws, ids_BQ: Tensor, count_B: Tensor) -> Verdict:
-    """Shared noise: a draft is accepted if the verification draws the same token.
+def accept_by_ratio(
+    logp_BJ: Tensor, logq_BJ: Tensor, count_B: Tensor, seeds_B: Tensor, counters_BJ: Tensor
+) -> Tensor:
+    """Rejection sampling: how many drafts of each row are accepted, [B].
+
+    A draft x is accepted with probability min(1, p(x) / q(x)), by the uniform of its number.
+    """
+    uniform_BJ = uniforms(seeds_B[:, None] ^ ACCEPT, counters_BJ)
+    return _leading(uniform_BJ < (logp_BJ - logq_BJ).double().exp(), count_B)
+
+
+def resample(
+    logp_BV: Tensor, logq_BV: Tensor, rejected_B: Tensor, seeds_B: Tensor, counters_B: Tensor
+) -> Tensor:
+    """The token behind the accepted drafts: after a rejection from the residual max(0, p - q).
+
+    Otherwise it is drawn from p. So emitted tokens have the policy's distribution, whatever q is.
+    """
+    p_BV = logp_BV.exp()
+    residual_BV = (p_BV - logq_BV.exp().nan_to_num(nan=0.0)).clamp(min=0)
+    some_B = rejected_B & (residual_BV.sum(1) > 0)  # none: p = q up to rounding
+    weight_BV = torch.where(some_B[:, None], residual_BV, p_BV)
+    return inverse_cdf(weight_BV, uniforms(seeds_B ^ RESAMPLE, counters_B))
+
+
+def accept_equal(tokens_BJ: Tensor, drafts_BJ: Tensor, count_B: Tensor) -> Tensor:
+    """Shared noise: a draft is accepted if the verification draws the same token, [B].
 
     The draws are those of dense decoding, so the emitted tokens are too, whatever was drafted.
     """
-    tokens_BQ, logprobs_BQ, entropies_BQ, ok_BQ = (part.view_as(ids_BQ) for part in draws)
-    accepted_B = _leading(tokens_BQ[:, :-1] == ids_BQ[:, 1:], count_B)
-    ok_B = _all_until(ok_BQ, accepted_B)
-    return Verdict(tokens_BQ, logprobs_BQ, entropies_BQ, accepted_B + 1, ok_B)
-
-
-def accept_by_ratio(
-    logp_BQV: Tensor,
-    logq_BV: Callable[[Tensor], Tensor],
-    ids_BQ: Tensor,
-    draft_logprobs_BJ: Tensor,
-    count_B: Tensor,
-    seeds_B: Tensor,
-    counters_BQ: Tensor,
-) -> Verdict:
-    """Rejection sampling: a draft x is accepted with probability min(1, p(x) / q(x)).
-
-    The token behind the accepted ones is drawn from the residual max(0, p - q) at a rejection,
-    else from p. Emitted tokens have the policy's distribution exactly, whatever q is. logq_BV gives
-    log q of one draft of each row by its number.
-    """
-    ok_BQ = ~logp_BQV.isnan().any(2)
-    draft_BJ1 = ids_BQ[:, 1:, None]
-    gain_BJ = logp_BQV[:, :-1].gather(2, draft_BJ1).squeeze(2) - draft_logprobs_BJ
-    queries = ids_BQ.shape[1]
-    seeds_BQ = seeds_B[:, None].expand(-1, queries)
-    uniform_BQ = uniforms(seeds_BQ ^ ACCEPT, counters_BQ)
-    accepted_B = _leading(uniform_BQ[:, :-1] < gain_BJ.double().exp(), count_B)
-
-    at_B11 = accepted_B[:, None, None].expand(-1, 1, logp_BQV.shape[2])
-    p_BV = logp_BQV.gather(1, at_B11).squeeze(1).exp()
-    rejected_B1 = (accepted_B < count_B)[:, None]
-    q_BV = logq_BV(accepted_B).exp().nan_to_num(nan=0.0)
-    residual_BV = (p_BV - q_BV).clamp(min=0)
-    some_B1 = rejected_B1 & (residual_BV.sum(1, keepdim=True) > 0)  # p = q up to rounding
-    weight_BV = torch.where(some_B1, residual_BV, p_BV)
-    uniform_B = uniforms(seeds_BQ ^ RESAMPLE, counters_BQ).gather(1, accepted_B[:, None]).squeeze(1)
-    last_B = inverse_cdf(weight_BV, uniform_B)
-
-    shifted_BQ = ids_BQ.roll(-1, dims=1)
-    tokens_BQ = shifted_BQ.scatter(1, accepted_B[:, None], last_B[:, None])
-    logprobs_BQ = logp_BQV.gather(2, tokens_BQ[:, :, None]).squeeze(2)
-    entropies_BQ = -torch.where(logp_BQV > -torch.inf, logp_BQV.exp() * logp_BQV, 0.0).sum(2)
-    ok_B = _all_until(ok_BQ, accepted_B)
-    return Verdict(tokens_BQ, logprobs_BQ, entropies_BQ, accepted_B + 1, ok_B)
+    return _leading(tokens_BJ == drafts_BJ, count_B)
 
 
 def _leading(accept_BJ: Tensor, count_B: Tensor) -> Tensor:
@@ -141,17 +121,12 @@ def _leading(accept_BJ: Tensor, count_B: Tensor) -> Tensor:
     return (accept_BJ & (index_J < count_B[:, None])).cumprod(1).sum(1)
 
 
-def _all_until(ok_BQ: Tensor, last_B: Tensor) -> Tensor:
-    index_Q = torch.arange(ok_BQ.shape[1], device=ok_BQ.device)
-    return (ok_BQ | (index_Q > last_B[:, None])).all(1)
-
-
 @op(gradients=False)
 def verify_outputs(at_B: Tensor, verdict: Verdict, rows: RowState, drafts: DraftState) -> Tensor:
-    """Move rows behind the emitted tokens, end their round, and pack it as int32 [B, 3 Q + 2].
+    """Move rows behind the emitted tokens, end their round, and pack it as int32 [B, 4 Q + 1].
 
     A row continues as if dense decoding had drawn these tokens one by one. Packed are tokens,
-    log-probs, entropies (floats by their bits), the number of emitted tokens, and ok.
+    log-probs, entropies (floats by their bits), ok, and the number of emitted tokens.
     """
     emitted_B, length_B = verdict.emitted_B, rows.length_R[at_B]
     count_B = drafts.count_R[at_B]
@@ -165,7 +140,7 @@ def verify_outputs(at_B: Tensor, verdict: Verdict, rows: RowState, drafts: Draft
         verdict.tokens_BQ.int(),
         verdict.logprobs_BQ.float().view(torch.int32),
         verdict.entropies_BQ.float().view(torch.int32),
+        verdict.ok_BQ.int(),
         emitted_B[:, None].int(),
-        verdict.ok_B[:, None].int(),
     )
     return torch.cat(parts, dim=1)

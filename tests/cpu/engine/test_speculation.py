@@ -1,4 +1,4 @@
-"""Exact decoding: with shared noise the tokens of dense decoding, with rejection its distribution."""
+"""Exact decoding: with shared noise the tokens of dense decoding, else its distribution."""
 
 from random import Random
 from typing import Any

@@ -1,5 +1,7 @@
 """Acceptance of drafts: what is emitted has the policy's distribution, whatever was drafted."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from scipy import stats
@@ -16,27 +18,33 @@ def distributions(seed: int, *shape: int) -> Tensor:
     return (1.5 * noise).log_softmax(-1)
 
 
-def rounds(logp_QV: Tensor, logq_JV: Tensor, residual_of: Tensor | None = None) -> ops.Verdict:
+class Rounds(NamedTuple):
+    """Tokens of a round of many rows, [B, Q], and how many of them are emitted."""
+
+    tokens_BQ: Tensor
+    emitted_B: Tensor
+
+
+def rounds(logp_QV: Tensor, logq_JV: Tensor, residual_JV: Tensor | None = None) -> Rounds:
     """A round of many rows with the same distributions, each row with its own seed."""
-    seeds_B = torch.arange(ROWS) * 7919
-    counters_BQ = torch.arange(5, 5 + DRAFTS + 1).expand(ROWS, -1)
+    seeds_B, counters_Q = torch.arange(ROWS) * 7919, torch.arange(5, 5 + DRAFTS + 1)
     drafts_BJ = torch.stack(
         [
-            inverse_cdf(logq_JV[j].exp().expand(ROWS, -1), uniforms(seeds_B, counters_BQ[:, j]))
-            for j in range(DRAFTS)
+            inverse_cdf(logq_V.exp().expand(ROWS, -1), uniforms(seeds_B, counter))
+            for logq_V, counter in zip(logq_JV, counters_Q[:-1], strict=True)
         ],
         dim=1,
     )
-    residual_JV = logq_JV if residual_of is None else residual_of
-    return ops.accept_by_ratio(
-        logp_QV.expand(ROWS, -1, -1),
-        lambda number_B: residual_JV[number_B.clamp(max=DRAFTS - 1)],
-        torch.cat([torch.zeros(ROWS, 1, dtype=torch.long), drafts_BJ], dim=1),
-        logq_JV.gather(1, drafts_BJ.T).T,
-        torch.full((ROWS,), DRAFTS),
-        seeds_B,
-        counters_BQ,
-    )
+    logp_BJ, logq_BJ = (logp_V[:DRAFTS].gather(1, drafts_BJ.T).T for logp_V in (logp_QV, logq_JV))
+    count_B = torch.full((ROWS,), DRAFTS)
+    numbers_BJ = counters_Q[:-1].expand(ROWS, -1)
+    accepted_B = ops.accept_by_ratio(logp_BJ, logq_BJ, count_B, seeds_B, numbers_BJ)
+    draft_B = accepted_B.clamp(max=DRAFTS - 1)
+    logq_BV = (logq_JV if residual_JV is None else residual_JV)[draft_B]
+    rejected_B, counters_B = accepted_B < DRAFTS, counters_Q[accepted_B]
+    last_B = ops.resample(logp_QV[accepted_B], logq_BV, rejected_B, seeds_B, counters_B)
+    tokens_BQ = torch.nn.functional.pad(drafts_BJ, (0, 1))
+    return Rounds(tokens_BQ.scatter(1, accepted_B[:, None], last_B[:, None]), accepted_B + 1)
 
 
 def chi_square(counts: Tensor, weights: Tensor) -> float:
@@ -45,7 +53,7 @@ def chi_square(counts: Tensor, weights: Tensor) -> float:
     return float(stats.chisquare(counts, expected).pvalue)
 
 
-def p_values(verdict: ops.Verdict, logp_QV: Tensor) -> list[float]:
+def p_values(verdict: Rounds, logp_QV: Tensor) -> list[float]:
     """Of a chi-square test for each position: the emitted tokens against the policy."""
     return [
         chi_square(
@@ -57,7 +65,7 @@ def p_values(verdict: ops.Verdict, logp_QV: Tensor) -> list[float]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_emitted_tokens_have_the_policys_distribution(seed: int) -> None:
-    """Under drafts far from the policy; neighbouring tokens are independent, as the policy's are."""
+    """Under drafts far from the policy; neighbouring tokens are independent, as in the policy."""
     logp_QV, logq_JV = distributions(seed, DRAFTS + 1), distributions(seed + 50, DRAFTS)
     verdict = rounds(logp_QV, logq_JV)
     assert min(p_values(verdict, logp_QV)) > 1e-4
@@ -67,26 +75,15 @@ def test_emitted_tokens_have_the_policys_distribution(seed: int) -> None:
     assert chi_square(table, conditional.flatten()) > 1e-4
     alpha = torch.minimum(logp_QV[0], logq_JV[0]).exp().sum()
     assert abs((verdict.emitted_B > 1).float().mean() - alpha) < 0.02
-    assert (verdict.emitted_B >= 1).all() and (verdict.emitted_B <= DRAFTS + 1).all()
-    expected = logp_QV.expand(ROWS, -1, -1).gather(2, verdict.tokens_BQ[:, :, None]).squeeze(2)
-    torch.testing.assert_close(verdict.logprobs_BQ, expected)
 
 
 def test_a_wrong_residual_is_found() -> None:
     """Resampling from the policy itself, not from what the drafts left over."""
     logp_QV, logq_JV = distributions(0, DRAFTS + 1), distributions(50, DRAFTS)
     nothing = torch.full_like(logq_JV, float("-inf"))
-    assert min(p_values(rounds(logp_QV, logq_JV, residual_of=nothing), logp_QV)) < 1e-9
+    assert min(p_values(rounds(logp_QV, logq_JV, residual_JV=nothing), logp_QV)) < 1e-9
 
 
 def test_drafts_of_the_policy_itself_are_all_accepted() -> None:
     logp_QV = distributions(0, DRAFTS + 1)
     assert (rounds(logp_QV, logp_QV[:-1]).emitted_B == DRAFTS + 1).all()
-
-
-def test_broken_logits_end_a_row_only_where_its_tokens_come_from_them() -> None:
-    logp_QV = distributions(0, DRAFTS + 1)
-    logp_QV[-1] = float("nan")
-    verdict = rounds(logp_QV, distributions(50, DRAFTS))
-    assert torch.equal(verdict.ok_B, verdict.emitted_B <= DRAFTS)
-    assert 0 < verdict.ok_B.float().mean() < 1
