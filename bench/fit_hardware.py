@@ -21,7 +21,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,8 @@ from scipy.optimize import nnls
 
 from sparrow.benchmarks import timing
 from sparrow.benchmarks.trace import BACK, MIDDLE, PROMPT, begin, find_states
-from sparrow.calibration.planning import cost
+from sparrow.calibration.planning import cost, hardware
 from sparrow.calibration.planning.cost import ByteModel, FloatArray, IntArray, Trace
-from sparrow.calibration.planning.hardware import (
-    NARROW_PAGES,
-    PRODUCT_ROWS,
-    EngineTimes,
-    Hardware,
-    StepModel,
-    fixed_work,
-    with_idle_landmarks,
-)
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
 from sparrow.models.spec import shape
@@ -63,7 +54,7 @@ def main() -> None:
     results = {_label(path): json.loads(path.read_text("utf-8")) for path in options.files}
     measured = {name: points(result) for name, result in results.items()}
     shapes = sorted({f"{result['model']} ({result['dtype']})" for result in results.values()})
-    machine = Hardware(
+    machine = hardware.Hardware(
         name=options.name,
         bytes_per_s=options.bytes_per_s,
         flops_per_s=options.flops_per_s,
@@ -108,16 +99,7 @@ def _label(path: Path) -> str:
 # The fit.
 
 
-CONSTANTS = (
-    "layer_us",
-    "weight_bytes_per_s",
-    "product_flops_per_s",
-    "score_us",
-    "choice_us",
-    "dense_bytes_per_s",
-    "kept_bytes_per_s",
-    "landmark_bytes_per_s",
-)
+CONSTANTS = tuple(hardware.EngineTimes.model_fields)[:8]  # from layer_us to landmark_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,18 +111,20 @@ class Point:
     seconds: float
 
 
-def fit(points: Sequence[Point]) -> EngineTimes:
+def fit(points: Sequence[Point]) -> hardware.EngineTimes:
     """Fit the constants to these steps; return them with the errors."""
     if len(points) < len(CONSTANTS):
-        raise ValueError(f"fit: got {len(points)} points, allowed: {len(CONSTANTS)} and more")
-    work = np.stack([_work(point, PRODUCT_ROWS, NARROW_PAGES) for point in points])
+        raise ValueError(f"expected at least {len(CONSTANTS)} points, got {len(points)} points")
+    work = np.stack(
+        [_work(point, hardware.PRODUCT_ROWS, hardware.NARROW_PAGES) for point in points]
+    )
     share = work / np.array([[point.seconds] for point in points])
     costs = non_negative(share, np.ones(len(points)))
     measured = dict(zip(CONSTANTS, costs.tolist(), strict=True))
-    found: dict[str, Any] = {name: _constant(name, cost) for name, cost in measured.items()}
+    constants: dict[str, Any] = {name: _constant(name, cost) for name, cost in measured.items()}
     sizes = [point.reads.spec.parameters() for point in points]
-    times = EngineTimes(
-        **found,
+    times = hardware.EngineTimes(
+        **constants,
         most_rows=max(len(point.lengths) for point in points),
         least_parameters=min(sizes),
         most_parameters=max(sizes),
@@ -154,7 +138,7 @@ def fit(points: Sequence[Point]) -> EngineTimes:
     )
 
 
-def errors(times: EngineTimes, points: Sequence[Point]) -> FloatArray:
+def errors(times: hardware.EngineTimes, points: Sequence[Point]) -> FloatArray:
     """Relative error of the predicted time of every point."""
     costs = np.concatenate([times.fixed_costs(), times.row_costs()])
     sizes = times.product_rows, times.narrow_pages
@@ -171,9 +155,9 @@ def non_negative(matrix: FloatArray, target: FloatArray) -> FloatArray:
 
 def _work(point: Point, product_rows: int, narrow_pages: int) -> FloatArray:
     """The quantities of a step, in the order of CONSTANTS."""
-    reads = with_idle_landmarks(point.reads)
+    reads = replace(point.reads, idle_landmarks=True)
     rows, longest = len(point.lengths), int(point.lengths.max())
-    fixed = fixed_work(reads, rows, longest, product_rows, narrow_pages)
+    fixed = hardware.fixed_work(reads, rows, longest, product_rows, narrow_pages)
     return np.concatenate([fixed, [part.sum() for part in reads.rows(point.lengths)]])
 
 
@@ -223,12 +207,12 @@ def traces(result: dict[str, Any]) -> tuple[Trace, Trace]:
 
 
 def _point(given: dict[str, Any], reads: ByteModel, lengths: IntArray) -> Point:
-    found = len(lengths), int(lengths.max()), reads.step(lengths).total
-    told = given["rows"], given["longest"], given["bytes"]
-    if found != told:
+    expected = len(lengths), int(lengths.max()), reads.step(lengths).total
+    measured = given["rows"], given["longest"], given["bytes"]
+    if measured != expected:
         raise ValueError(
-            f"a point of {told[0]} rows, the longest of {told[1]} tokens, reads {told[2]} bytes, "
-            f"but the trace has {found}: the result was not made by this version of the benchmark"
+            f"rows, longest and bytes of a point: expected {expected}, got {measured}: the result "
+            "was made by another version of the benchmark"
         )
     return Point(reads=reads, lengths=lengths, seconds=min(given["ms_step_rounds"]) / 1e3)
 
@@ -236,7 +220,7 @@ def _point(given: dict[str, Any], reads: ByteModel, lengths: IntArray) -> Point:
 # What is printed: a line of figures for each file.
 
 
-def _print_errors(machine: Hardware, measured: dict[str, list[Point]]) -> None:
+def _print_errors(machine: hardware.Hardware, measured: dict[str, list[Point]]) -> None:
     """Of the shapes that were fitted, and of each shape predicted from the others alone."""
     assert machine.engine is not None
     print("steps: number, median error, worst, lowest, highest, how many over 10 %")
@@ -254,15 +238,15 @@ def _figures(error: FloatArray) -> str:
     return f"{len(error)} {shown} {(size > TOLERANCE).sum()}"
 
 
-def _print_rollouts(machine: Hardware, results: dict[str, Any]) -> None:
+def _print_rollouts(machine: hardware.Hardware, results: dict[str, Any]) -> None:
     print("\nrollouts of the whole trace, summed from measured steps; predicted ones in brackets")
     for name, result in results.items():
         whole, _ = traces(result)
-        told = [row["seconds"] for row in result["rows"]]
-        models = [StepModel(machine, reads) for reads in reads_of(result)]
+        times = [row["seconds"] for row in result["rows"]]
+        models = [hardware.StepModel(machine, reads) for reads in reads_of(result)]
         dense, sparse = (cost.rollout_seconds(whole, model) for model in models)
-        gain, expected = told[0] / told[1], dense / sparse
-        seconds = f"dense {told[0]:.1f} ({dense:.1f}) s, sparse {told[1]:.1f} ({sparse:.1f}) s"
+        gain, expected = times[0] / times[1], dense / sparse
+        seconds = f"dense {times[0]:.1f} ({dense:.1f}) s, sparse {times[1]:.1f} ({sparse:.1f}) s"
         speed_up = f"speed-up {gain:.3f} ({expected:.3f}, {expected / gain - 1:+.1%})"
         print(f"{name}: {seconds}, {speed_up}")
 

@@ -18,23 +18,17 @@ SCHEDULE, BUDGET, TARGET = "qwen3-1.7b-0.86", 1024, 0.86
 
 def steps() -> Bars:
     """Dense beside the published schedule, as `sparrow bench decode` measured them."""
-    found = json.loads((HERE / "2026-11-15-decode-h200.json").read_text(encoding="utf-8"))["rows"]
-    rows = {(row["context"], row["schedule"]): row for row in found if row["batch"] == 32}
+    result = json.loads((HERE / "2026-11-15-decode-h200.json").read_text(encoding="utf-8"))
+    measured = [row for row in result["rows"] if row["batch"] == 32]
+    rows = {(row["context"], row["schedule"]): row for row in measured}
     groups = []
     for context in (2048, 16_384, 32_768):
         dense, sparse = (rows[context, name]["ms_step"] for name in (None, SCHEDULE))
-        pair = (
-            Bar(name="dense", value=dense, role="dense"),
-            Bar(name="sparse", value=sparse, role="sparse"),
-        )
+        pair = [Bar(name=n, value=ms, role=n) for n, ms in (("dense", dense), ("sparse", sparse))]
         say = f"{dense / sparse:.1f}x faster"
         groups.append(BarGroup(name=f"{context // 1024}K tokens", bars=pair, say=say))
-    return Bars(
-        key="steps",
-        title="A decode step, Qwen3-1.7B's shape, batch 32",
-        unit="ms",
-        groups=tuple(groups),
-    )
+    title = "A decode step, Qwen3-1.7B's shape, batch 32"
+    return Bars(key="steps", title=title, unit="ms", groups=groups)
 
 
 def tail() -> Chart:

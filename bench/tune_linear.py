@@ -16,6 +16,7 @@ import torch
 from tuning import DEVICE, PAGE, compile_all, microseconds
 
 from sparrow import models, ops
+from sparrow.engine.memory import page_cache
 from sparrow.models.attention import PagedDecode
 from sparrow.ops.kernels.layers import LAUNCHES, PROCESSORS, Launch, launch_for, tile
 from sparrow.sparse.rule import Rule
@@ -39,19 +40,10 @@ class Step:
         given = {} if layers is None else {"layers": layers}
         self.model = models.random(SHAPE, dtype=torch.bfloat16, device="cuda", **given)
         spec, self.rule, width = self.model.spec, Rule(), -(-CONTEXT // PAGE)
-        sizes = {"page": PAGE, "head_size": spec.head_size, "dtype": torch.bfloat16}
-        fields = (*ops.kv_fields(*sizes.values()), *self.rule.fields(**sizes))
-        self.cache = ops.PageCache(
-            layers=spec.layers,
-            kv_heads=spec.kv_heads,
-            page=PAGE,
-            pages=batch * width,
-            page_fields=fields,
-            device=DEVICE,
-        )
+        self.cache = page_cache(self.model, self.rule, pages=batch * width, slots=0, width=width)
         torch.manual_seed(batch)
         for layer in range(spec.layers):
-            for field in fields:
+            for field in self.cache.page_fields:
                 self.cache.field(field.name, layer).normal_()
         self.table_BM = torch.randperm(batch * width, device=DEVICE).view(batch, width).int()
         self.lengths_B = torch.full((batch,), CONTEXT, device=DEVICE)

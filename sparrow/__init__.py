@@ -20,7 +20,7 @@ _VERBS = (
     *("puzzle", "presets", "replay", "doctor", "flow_check", "flow_score", "flow_bench"),
     *("flow_texts", "bench", "push"),
 )
-_HOMES = {"api": "sparrow", **dict.fromkeys(_VERBS, "sparrow.api")}
+_HOMES = dict.fromkeys(("api", *_VERBS), "sparrow.api")
 _HOMES |= dict.fromkeys(("load", "random", "save"), "sparrow.models")
 __all__ = ["__version__", *_HOMES]
 
@@ -28,11 +28,8 @@ __all__ = ["__version__", *_HOMES]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'sparrow' has no attribute {name!r}")
-    return (
-        import_module("sparrow.api")
-        if name == "api"
-        else getattr(import_module(_HOMES[name]), name)
-    )
+    home = import_module(_HOMES[name])
+    return home if name == "api" else getattr(home, name)
 
 
 def __dir__() -> list[str]:

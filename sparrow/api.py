@@ -16,6 +16,7 @@ imported when a verb is called, not before.
 """
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from itertools import count
@@ -36,6 +37,7 @@ from sparrow.schema.bench import (
 )
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.common import (
+    ChatConfig,
     DoctorConfig,
     FetchConfig,
     GenerateConfig,
@@ -57,7 +59,7 @@ from sparrow.schema.flow import (
     FlowTextsConfig,
 )
 from sparrow.schema.plan import PlanFile
-from sparrow.schema.run_folder import MODEL, TrainResult
+from sparrow.schema.run_folder import TrainResult
 from sparrow.schema.sampling import Completion, Completions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
@@ -83,6 +85,12 @@ PAGES = (".html", ".md")  # files that a report may overwrite
 
 def silent(text: str) -> None:
     """Report nothing."""
+
+
+def warn_caller(text: str) -> None:
+    """Issue a warning about the line that called a verb; nothing if the text is empty."""
+    if text:
+        warnings.warn(text, stacklevel=4)
 
 
 # From a model to a trained model.
@@ -240,8 +248,8 @@ def _hardware(config: PlanConfig) -> "Hardware":
 
     if config.bandwidth is None or config.flops is None or config.memory is None:
         return Hardware.load(config.hardware)
-    return Hardware.plain(
-        "a machine by its bytes",
+    return Hardware(
+        name="a machine by its bytes",
         bytes_per_s=config.bandwidth,
         flops_per_s=config.flops,
         memory=int(config.memory),
@@ -262,7 +270,9 @@ def train(
 
     The gate measures acceptance at every step; where its tail is significantly below the target, or
     below it several times in a row, it raises budgets, then switches to dense, then stops the run.
-    tiny, small and qwen3-1.7b-math are shipped; docs/train.md explains the settings,
+    The first argument is a recipe: tiny, small or qwen3-1.7b-math, or a .toml file (from Python
+    any other name is a model); --model names a model. What you set replaces what the recipe sets,
+    also --rows its task and --budget its schedule. docs/train.md explains the settings,
     sparrow/schema/train.py lists all with their defaults. An interrupted run resumes from its last
     checkpoint. Prints the folder of the trained model.
 
@@ -270,6 +280,7 @@ def train(
 
       sparrow train tiny --dry-run
       sparrow train tiny --run.steps=50
+      sparrow train --model Qwen/Qwen3-1.7B --rows rows.jsonl --budget 512
       sparrow report runs/train/tiny
 
     Exit codes: 0 finished, 1 does not fit in memory (--dry-run), 2 invalid settings, 130 stopped by
@@ -291,6 +302,8 @@ def train(
         except Stopped as error:
             resume = "the same call resumes from its checkpoint"
             raise Stopped(f"stopped after {run.step} steps; {resume}") from error
+        finally:
+            warn_caller("; ".join(run.ledger.problems))
 
 
 @configured(TrainConfig)
@@ -308,28 +321,36 @@ def evaluate(
     loaded: "Decoder | None" = None,
     progress: Progress | None = None,
     report: Report = silent,
+    warn: Report = warn_caller,
 ) -> Evaluation:
     """Measure the accuracy of a model on rows with known answers.
 
     mean@k is the share of right answers, pass@k the share of rows with at least one right answer
-    among k, with 95 % intervals over rows. With a budget or schedule, attention is sparse.
+    among k, with 95 % intervals over rows. With a budget or schedule, attention is sparse. A run
+    directory is evaluated on the held-out rows of its run, unless a task, length or rows are given.
 
     For example:
 
       sparrow eval tiny
       sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
-      sparrow eval runs/train/tiny -t assignments -l 200 --checkpoint latest
+      sparrow eval runs/train/tiny --checkpoint latest
+
+    Exit codes: 0 evaluated, 2 invalid options, or no answer could be judged.
     """
     from sparrow.dataflow.evaluation import evaluate as measure
-    from sparrow.dataflow.evaluation import open_engine, open_parts
+    from sparrow.dataflow.evaluation import find_run, open_engine, open_parts, open_run_rows
     from sparrow.dataflow.language import load_language, speaks_puzzles
 
+    run = None if config.task or config.rows or config.length else find_run(config.model)
     with ExitStack() as judges:
-        parts, left_out = open_parts(config, judges)
+        if run is None:
+            parts, left_out = open_parts(config, judges)
+        else:
+            parts, left_out = open_run_rows(run, config, judges, report)
         _check_place(config, loaded)
         model = _trained(config, report) if loaded is None else loaded
         puzzles = speaks_puzzles(model)
-        if not (config.task or config.rows or puzzles):
+        if not (config.task or config.rows or run or puzzles):
             choose = "set --task, such as gym/leg_counting, or --rows"
             raise ValueError(
                 f"{config.model} does not know the vocabulary of the puzzles: {choose}"
@@ -341,12 +362,13 @@ def evaluate(
             max_tokens=engine.max_context,
             seed=config.seed,
         )
+        chat = config.chat if run is None or config.chat != ChatConfig() else run.chat
         total = config.samples * sum(len(part.examples) for part in parts)
         counted = count(1)
         evaluated = measure(
             engine,
             parts,
-            load_language(model, puzzles, chat=config.chat),
+            load_language(model, puzzles, chat=chat),
             params,
             model=config.model,
             schedule=schedule,
@@ -355,26 +377,20 @@ def evaluate(
         )
     if config.out is not None:
         _write_answers(config.out, evaluated.answers, report)
+    if problems := evaluated.evaluation.problems:
+        warn("; ".join(problems))
     return evaluated.evaluation
 
 
 def _trained(config: EvalConfig, report: Report) -> "Decoder":
-    """Load a model: by name, of a finished run, or of a checkpoint."""
+    """Load a model, or the policy of a checkpoint."""
     from sparrow.dataflow.evaluation import load_policy
     from sparrow.models import load
 
-    folder = expanded(config.model)
-    made = folder / MODEL
+    place: Json = {"dtype": config.dtype, "device": config.device, "report": report}
     if config.checkpoint is not None:
-        place: Json = {"dtype": config.dtype, "device": config.device}
-        return load_policy(folder, config.checkpoint, **place, report=report)
-    if folder.is_dir() and not made.is_dir() and not (folder / "config.json").exists():
-        raise ValueError(
-            f"{folder} is neither a model nor a run that has ended: there is no {made}. Of a run "
-            "that goes on, evaluate a checkpoint: --checkpoint latest"
-        )
-    name = made if made.is_dir() else config.model
-    model = load(name, dtype=config.dtype, device=config.device, report=report)
+        return load_policy(expanded(config.model), config.checkpoint, **place)
+    model = load(config.model, **place)
     report(f"{config.model} | {str(model.dtype).removeprefix('torch.')} on {model.device}")
     return model
 
@@ -458,11 +474,14 @@ def chat(
     """Answer a chat, and return the completion.
 
     messages: a text, or messages with role and content. template: arguments of the chat template,
-    such as {"enable_thinking": False}. settings: those of `generate`.
+    such as {"enable_thinking": False}. settings: those of `generate`; chat={"system": ...,
+    "template": ...} is the same as both arguments.
     """
-    prompts = {"prompts" if isinstance(messages, str) else "messages": messages}
-    section = {"system": system, "template": template or {}}
-    (completion,) = generate(model, **prompts, chat=section, **settings)
+    settings["prompts" if isinstance(messages, str) else "messages"] = messages
+    given = {"system": system, "template": template}
+    section = {name: value for name, value in given.items() if value is not None}
+    settings["chat"] = dict(settings.get("chat", {})) | section
+    (completion,) = generate(model, **settings)
     return completion
 
 

@@ -7,10 +7,10 @@ replaced by names: a model by its folder, a function or flow by `here:NAME` (reg
 process), rows and schedules in memory by a file in the cache, named by its content.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from sparrow.files import cache_folder, content_digest
 from sparrow.functions import register
 from sparrow.progress import is_interactive, progress_callbacks
 from sparrow.schema.base import File, Record, problems, to_dict
-from sparrow.schema.loading import load_config, merge, shipped_configs
+from sparrow.schema.loading import load_config, merge, merge_settings, shipped_configs
 from sparrow.schema.options import list_options
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_folder import TrainResult
@@ -39,7 +39,6 @@ FUNCTIONS = {
     "episode": "rollout.episode",
     "advantage": "algorithm.advantage",
 }
-OWN_ROWS = {"task", "rows", "data"}
 
 
 def configured(cls: type[Root]) -> Callable[[Callable[..., R]], Callable[..., R]]:
@@ -50,7 +49,8 @@ def configured(cls: type[Root]) -> Callable[[Callable[..., R]], Callable[..., R]
     """
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
-        parameters = {*signature(function).parameters}
+        own = signature(function)
+        parameters = {*own.parameters}
 
         @wraps(function)
         def verb(*arguments: Any, **settings: Any) -> R:
@@ -69,9 +69,40 @@ def configured(cls: type[Root]) -> Callable[[Callable[..., R]], Callable[..., R]
             with progress_callbacks(name, bars, steps) as callbacks:
                 return function(config, **callbacks, **options)
 
+        shown = own.replace(parameters=[*_parameters(cls, own)])
+        vars(verb).update(__signature__=shown)
+        verb.__doc__ = f"{function.__doc__}\n{_settings_help(cls)}"
         return verb
 
     return decorate
+
+
+def _positions(cls: type[Record]) -> Sequence[str]:
+    """Return the names of positional arguments, in order."""
+    positional = [option.name for option in list_options(cls) if option.positional]
+    return getattr(cls, "python_arguments", positional)
+
+
+def _parameters(cls: type[Record], own: Signature) -> Iterator[Parameter]:
+    """Yield the parameters of a verb: positional ones, settings by short name, callbacks."""
+    options = {option.name: option for option in list_options(cls)}
+    first = _positions(cls)
+    for name in (*first, *(name for name in options if name not in first)):
+        kind = Parameter.POSITIONAL_OR_KEYWORD if name in first else Parameter.KEYWORD_ONLY
+        yield Parameter(name, kind, default=options[name].default)
+    for name, callback in own.parameters.items():
+        if callback.kind is Parameter.KEYWORD_ONLY and name != "loaded":
+            yield callback
+    yield Parameter("settings", Parameter.VAR_KEYWORD)
+
+
+def _settings_help(cls: type[Record]) -> str:
+    """List the settings of a verb, for the docstring."""
+    options = {option.name: option.help for option in list_options(cls)}
+    sections = ", ".join(name for name in cls.model_fields if name not in options)
+    lines = [f"      {name}: {text}" for name, text in options.items()]
+    lines += [f"      {sections}: sections, as dicts"] if sections else []
+    return "\n".join(["    Settings, as keyword arguments:\n", *lines, ""])
 
 
 def bind(
@@ -80,13 +111,13 @@ def bind(
     """Return the values of a configuration that was given first, and every setting by its name."""
     if words := [word for word in arguments if isinstance(word, str) and word.startswith("--")]:
         raise TypeError(f"{verb}: got {words[0]!r}, expected a keyword argument such as steps=12")
-    base = _base(cls, arguments, settings)
+    base = _base(cls, arguments)
     if base is not None:
         arguments = arguments[1:]
-    positional = [option for option in list_options(cls) if option.positional]
-    names = getattr(cls, "python_arguments", [option.name for option in positional])
+    names = _positions(cls)
     free = [name for name in names if name not in settings and (base is None or name != names[0])]
-    if positional and positional[-1].several and len(arguments) > len(free) > 0:
+    takes_several = any(option.positional and option.several for option in list_options(cls))
+    if takes_several and len(arguments) > len(free) > 0:
         *first, _ = free
         arguments = [*arguments[: len(first)], arguments[len(first) :]]
     if len(arguments) > len(free):
@@ -95,32 +126,23 @@ def bind(
     return base or {}, {**dict(zip(free, arguments, strict=False)), **settings}
 
 
-def _base(cls: type[Record], arguments: Sequence[Any], settings: Json) -> Json | None:
-    """Return the values of a configuration, TOML file or shipped recipe that comes first.
-
-    A recipe that is called like its model stands for the model where rows are given, too.
-    """
-    if not arguments:
-        return None
-    first = arguments[0]
+def _base(cls: type[Record], arguments: Sequence[Any]) -> Json | None:
+    """Return the values of a configuration, TOML file or shipped recipe that comes first."""
+    first = arguments[0] if arguments else None
     if isinstance(first, cls):
         return first.model_dump(exclude_unset=True)
     if not isinstance(first, str | Path):
         return None
-    if str(first).endswith(".toml"):
+    is_recipe = issubclass(cls, TrainConfig) and str(first) in shipped_configs("train")
+    if is_recipe or str(first).endswith(".toml"):
         return load_config(cls, [first]).model_dump(exclude_unset=True)
-    if issubclass(cls, TrainConfig) and str(first) in shipped_configs("train"):
-        recipe = load_config(cls, [first])
-        own_rows = len(arguments) > 1 or OWN_ROWS & {*settings}
-        if not (own_rows and recipe.model.name == str(first)):
-            return recipe.model_dump(exclude_unset=True)
     return None
 
 
 def _validated(cls: type[Root], base: Json, values: Json, verb: str) -> Root:
     tables = [_table(cls, name, value, verb) for name, value in values.items()]
     try:
-        return cls.model_validate(merge(base, *tables))
+        return cls.model_validate(merge_settings(cls, base, merge(*tables)))
     except ValidationError as error:
         raise ValueError(f"{verb}: {problems(error)}") from None
 

@@ -2,16 +2,20 @@
 
 module:function            imported; the current folder is searched too
 path/to/file.py:function   the file is run as a module
-here:function              registered in this process, such as one of a notebook cell
+here:function@digest       registered in this process, such as one of a notebook cell; the digest
+                           of its source tells a resumed run whether it is still the same
 """
 
+import contextlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 HERE = "here"
@@ -23,22 +27,43 @@ _registered: dict[tuple[str, str], Callable[..., Any]] = {}  # by setting and na
 def register(function: Callable[..., Any], setting: str) -> str:
     """Return the text by which `resolve` finds this function for the setting, in this process."""
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
-    _registered[setting, name] = function
-    return f"{HERE}:{name}"
+    text = f"{HERE}:{name}@{_digest(function)}"
+    _registered[setting, text] = function
+    return text
+
+
+def _digest(function: Callable[..., Any]) -> str:
+    """Return a digest of a function's source, or of its bytecode: a lambda has no lines of its own.
+
+    Values that it takes from outside, such as globals, are not part of it.
+    """
+    code = getattr(function, "__code__", None)
+    source = repr(type(function)) if code is None else repr(_bytecode(code))
+    if getattr(function, "__name__", "") != "<lambda>":
+        with contextlib.suppress(OSError, TypeError):
+            source = inspect.getsource(type(function) if code is None else function)
+    return sha256(source.encode()).hexdigest()[:8]
+
+
+def _bytecode(value: Any) -> Any:
+    """Return a code object, or a constant of one, as data whose repr is the same everywhere."""
+    if isinstance(value, CodeType):
+        return value.co_code, value.co_names, [_bytecode(constant) for constant in value.co_consts]
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else value
 
 
 def resolve(text: str, setting: str) -> Callable[..., Any]:
     """Return the function that a setting names. Raises ValueError with the setting's name."""
+    if (setting, text) in _registered:
+        return _registered[setting, text]
     place, _, name = text.rpartition(":")
+    if place == HERE:
+        raise ValueError(
+            f"{setting}: {text!r} was defined in another Python process; pass the function "
+            f"again, or write it to a file and name that, as {FORMS}"
+        )
     if not (place and name.isidentifier()):
         raise ValueError(f"{setting}: expected {FORMS}, got {text!r}")
-    if place == HERE:
-        if (setting, name) not in _registered:
-            raise ValueError(
-                f"{setting}: {text!r} was defined in another Python process; pass the function "
-                f"again, or write it to a file and name that, as {FORMS}"
-            )
-        return _registered[setting, name]
     function = getattr(_import(place, f"{setting} {text!r}"), name, None)
     if function is None:
         raise ValueError(f"{setting} {text!r}: {place!r} has no {name!r}")

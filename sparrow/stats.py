@@ -57,7 +57,8 @@ well.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,15 +68,16 @@ from sparrow.schema.evaluation import Estimate
 
 Array = npt.NDArray[np.float64]
 Values = npt.NDArray[np.floating]
+Ranks = npt.NDArray[np.int64]
 Rejects = Callable[[Array, bool], npt.NDArray[np.bool_]]
 
 TAIL = 0.05
 """The quantile of acceptance that targets are about: p05."""
-LEVEL = 0.95  # of intervals
+
 DRAWS = 999
 STEPS = 32  # thresholds tested at once
 NOTHING = 1e-9  # standard errors below this share of the largest d are rounding
-ONE_SIDE = 0.025  # probability beyond either end of an interval
+ONE_SIDE = 0.025  # probability beyond either end of a 95 % interval
 NO_VARIANCE = 1e-12  # variances below are rounding
 
 SATURATED = 0.999
@@ -88,8 +90,7 @@ KS_POINTS = 4096
 # Quantiles over tokens.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Interval(NamedTuple):
     """A statistic over all tokens with its interval."""
 
     value: float
@@ -118,26 +119,17 @@ def quantile_interval(
         return Interval(value=value, low=0.0, high=1.0)
     rejects = _test(sizes, draws, seed)
 
-    def too_low(ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return rejects(_below(ordered, tokens[ranks], "right") - q * sizes[:, None], False)
+    def outside(side: Literal["left", "right"], ranks: Ranks) -> npt.NDArray[np.bool_]:
+        """Whether thresholds are too low (right: count tokens at them too) or too high (left)."""
+        below = [np.searchsorted(group, tokens[ranks], side=side) for group in ordered]
+        return rejects(np.array(below, np.float64) - q * sizes[:, None], side == "left")
 
-    def too_high(ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return rejects(_below(ordered, tokens[ranks], "left") - q * sizes[:, None], True)
-
-    low = tokens[_farthest(too_low, int(np.floor(place)), 0)]
-    high = tokens[_farthest(too_high, int(np.ceil(place)), len(tokens) - 1)]
+    low = tokens[_farthest(partial(outside, "right"), int(np.floor(place)), 0)]
+    high = tokens[_farthest(partial(outside, "left"), int(np.ceil(place)), len(tokens) - 1)]
     return Interval(value=value, low=float(low), high=float(high))
 
 
-def _below(ordered: Sequence[Values], thresholds: Values, side: str) -> Array:
-    """Tokens of each group at or below ("right") or below ("left") each threshold."""
-    counts = [np.searchsorted(group, thresholds, side=side) for group in ordered]  # type: ignore[call-overload]
-    return np.array(counts, dtype=np.float64)
-
-
-def _farthest(
-    rejects: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]], inside: int, outside: int
-) -> int:
+def _farthest(rejects: Callable[[Ranks], npt.NDArray[np.bool_]], inside: int, outside: int) -> int:
     """The last number from inside (not rejected) towards outside before a rejection."""
     while inside != outside:
         candidates = np.linspace(inside, outside, STEPS + 1).round().astype(np.int64)
@@ -155,15 +147,14 @@ def _farthest(
 
 def _test(sizes: Array, draws: int, seed: int) -> Rejects:
     """The test whether column means of d [groups, columns] are significantly above (below) 0."""
-    groups, tail = len(sizes), (1 - LEVEL) / 2
-    weights = np.random.default_rng(seed).multinomial(
-        groups, np.full(groups, 1 / groups), size=draws
-    )
-    share = weights / groups
+    groups, random = len(sizes), np.random.default_rng(seed)
+    share = random.multinomial(groups, np.full(groups, 1 / groups), size=draws) / groups
     # How many prompts of equal length would weigh as much as these of unequal length.
-    effective = float(sizes.sum() ** 2 / (sizes**2).sum())
-    least = _student(effective, groups, tail)
-    rank = min(draws, int(np.ceil((1 - tail) * (draws + 1)))) - 1
+    effective, least = float(sizes.sum() ** 2 / (sizes**2).sum()), np.inf
+    if effective - 1 >= NOTHING:  # Student's, scaled to the errors that all groups gave
+        scale = np.sqrt((1 - 1 / groups) / (1 - 1 / effective))
+        least = student(effective - 1, ONE_SIDE) * scale
+    rank = min(draws, int(np.ceil((1 - ONE_SIDE) * (draws + 1)))) - 1
 
     def rejects(d: Array, above: bool) -> npt.NDArray[np.bool_]:
         signed = (d if above else -d) / np.maximum(np.abs(d).max(0), 1e-300)
@@ -186,14 +177,6 @@ def _ratio(difference: Array, error: Array) -> Array:
 def student(freedom: float, tail: float) -> float:
     """The critical value that Student's t exceeds with probability `tail`."""
     return float(special.stdtrit(freedom, 1 - tail))
-
-
-def _student(effective: float, groups: int, tail: float) -> float:
-    """Student's critical value for that many groups, scaled to errors that `groups` gave."""
-    freedom = effective - 1
-    if freedom < NOTHING:
-        return float("inf")
-    return student(freedom, tail) * float(np.sqrt((1 - 1 / groups) / (1 - 1 / effective)))
 
 
 # Accuracy over rows.
@@ -242,9 +225,8 @@ def _over_rows(values: Array, answers: int) -> Estimate:
     if rows == 1:
         return Estimate(value=value, low=None, high=None)
     most, spread = value * (1 - value), float(values.var(ddof=1))
-    if most < NO_VARIANCE:
-        effective = float(rows)
-    else:
+    effective = float(rows)
+    if most >= NO_VARIANCE:
         effective = float(np.clip(most * rows / max(spread, NO_VARIANCE), rows, answers))
     doubt = student(rows - 1, ONE_SIDE) ** 2 / effective
     centre = (value + doubt / 2) / (1 + doubt)
@@ -255,8 +237,7 @@ def _over_rows(values: Array, answers: int) -> Estimate:
 # Beta fits.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BetaFit:
+class BetaFit(NamedTuple):
     """Beta(a, b) of acceptances scaled to [0, 1], with its KS distance."""
 
     a: float

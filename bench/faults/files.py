@@ -153,8 +153,8 @@ def _of_calibration(folder: Path) -> list[Specimen]:
         return all(row in right for row in rows)
 
     return [
-        Specimen("schedule", folder, "schedule.json", _schedule),
-        Specimen("surface", folder, "surface.json", _surface),
+        Specimen("schedule", folder, "schedule.json", lambda f: Schedule.load(f / "schedule.json")),
+        Specimen("surface", folder, "surface.json", lambda f: Surface.load(f / "surface.json")),
         Specimen("surface, in a report", folder, "surface.json", _report),
         Specimen("plan, in a report", folder, "plan.json", _report),
         Specimen("measurements", folder, "measured.jsonl", measured, same=within),
@@ -201,9 +201,7 @@ def _of_run(folder: Path) -> list[Specimen]:
 def _of_study(folder: Path) -> list[Specimen]:
     cell = ("end.json", "tail.json", "start.json", "metrics.jsonl", "validation.jsonl")
     names = ["design.json", "plans/p05-0.86.json", *(f"cells/p05-0.86-0/{name}" for name in cell)]
-    return [
-        Specimen("study", folder, name, lambda copy: _fields(read_study(copy))) for name in names
-    ]
+    return [Specimen("study", folder, name, _study) for name in names]
 
 
 def _by_hand(folder: Path) -> list[Specimen]:
@@ -219,14 +217,6 @@ def _by_hand(folder: Path) -> list[Specimen]:
 
 
 # What files say, as values that can be compared.
-
-
-def _schedule(folder: Path) -> Any:
-    return Schedule.load(folder / "schedule.json")
-
-
-def _surface(folder: Path) -> Any:
-    return Surface.load(folder / "surface.json")
 
 
 def _rows(folder: Path) -> Any:

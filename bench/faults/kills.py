@@ -2,10 +2,8 @@
 
 import itertools
 import json
-import os
 import random
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from faults.outcomes import Progress, Try
+from support import waiting
 from support.leftovers import gone, marking
 
 ROUND = 4  # kills before a run is let to its end
@@ -108,16 +107,7 @@ def _kill_verb(
 
 
 def _started(verb: Verb, folder: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "sparrow", *verb.words(folder)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        cwd=folder,
-        env={**os.environ, "TERM": "dumb"},
-    )
+    return waiting.start(folder, "-m", "sparrow", *verb.words(folder))
 
 
 def _killed(verb: Verb, folder: Path, seconds: float, rng: random.Random) -> Kill | None:

@@ -13,21 +13,14 @@ import tomllib
 import webbrowser
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from rich.text import Text
 
-from sparrow import __version__, api
+from sparrow import __version__, api, files
 from sparrow.cli.output import console, counting, plain, resumable, write
-from sparrow.files import (
-    FolderLock,
-    read_document,
-    read_lines,
-    refuse_links,
-    remove_unfinished,
-    write_document,
-)
 from sparrow.schema.base import Record
 from sparrow.schema.bench import Speed
 from sparrow.schema.options import option
@@ -51,6 +44,7 @@ HELD_OUT = 48  # puzzles of the validation, two answers each
 LONG, LONG_BUDGET, LONG_ROWS = 8192, 1024, 16  # of the timed decode steps
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 NUMBERS = 3  # of the page that are also printed
+_say = partial(console.print, highlight=False)
 
 
 class DemoConfig(Record):
@@ -130,7 +124,7 @@ def describe() -> dict[str, Any]:
     }
 
 
-def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
+def open_folder(place: Place, *, fresh: bool = False) -> files.FolderLock:
     """Open or create the folder of the demo, locked for this process.
 
     A folder of another version is refused.
@@ -141,9 +135,9 @@ def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
     if not place.about.exists() and any(path.exists() for path in outputs):
         raise ValueError(f"{place.folder} holds other runs; choose another folder with --out")
     place.folder.mkdir(parents=True, exist_ok=True)
-    refuse_links(outputs)
+    files.refuse_links(outputs)
     with ExitStack() as on_failure:
-        lock = on_failure.enter_context(closing(FolderLock(place.folder, setting="--out")))
+        lock = on_failure.enter_context(closing(files.FolderLock(place.folder, setting="--out")))
         _prepare(place, fresh=fresh)
         on_failure.pop_all()
     return lock
@@ -151,16 +145,16 @@ def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
 
 def _prepare(place: Place, *, fresh: bool) -> None:
     """Delete leftovers of killed processes, or with `fresh` everything; check the version."""
-    remove_unfinished(place.folder)
+    files.remove_unfinished(place.folder)
     if fresh:
         for folder in (place.calibration, place.train):
             shutil.rmtree(folder, ignore_errors=True)
         for file in (place.speed, place.page, place.about):
             file.unlink(missing_ok=True)
     if not place.about.exists():
-        write_document(place.about, describe())
+        files.write_document(place.about, describe())
     with _or_fresh():
-        if read_document(place.about) != describe():
+        if files.read_document(place.about) != describe():
             raise ValueError(f"{place.folder} belongs to another version of the demo")
 
 
@@ -180,7 +174,7 @@ def _stage(title: str, **values: object) -> None:
     stages = TEXTS["stages"]
     number = list(stages).index(title) + 1
     console.rule(Text(f"{number} of {len(stages)} · {title}", style="bold"), align="left")
-    console.print(stages[title].format(**values), highlight=False)
+    _say(stages[title].format(**values))
 
 
 @contextmanager
@@ -188,19 +182,16 @@ def _timed(what: str) -> Iterator[None]:
     begun = time.monotonic()
     yield
     seconds = time.monotonic() - begun
-    console.print(f"{what}, {seconds:.0f} s\n", style="dim", highlight=False)
+    _say(f"{what}, {seconds:.0f} s\n", style="dim")
 
 
 def _think() -> None:
     """Stream the answer to a puzzle, and print the verdict."""
     console.rule(Text(f"Meet {MODEL}", style="bold"), align="left")
-    console.print(
-        "So small that it is part of the package. It thinks in a language of puzzles:",
-        highlight=False,
-    )
+    _say("So small that it is part of the package. It thinks in a language of puzzles:")
     puzzle = PUZZLES[TASK]
     row = puzzle.row(0, LENGTH)
-    console.print(row.prompt, style="bold", highlight=False)
+    _say(row.prompt, style="bold")
     sampling = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 400, "seed": 3}
     (answer,) = api.generate(
         row.prompt,
@@ -209,7 +200,7 @@ def _think() -> None:
         on_text=lambda _, piece: write(piece, end=""),
     )
     verdict = puzzle.reward(row, answer.text or "").reason
-    console.print(f"\nthe verifier says: {verdict}\n", style="dim", highlight=False)
+    _say(f"\nthe verifier says: {verdict}\n", style="dim")
 
 
 def _calibrate(place: Place) -> None:
@@ -239,11 +230,9 @@ def _calibrate(place: Place) -> None:
     for cell in sorted(surface.cells, key=lambda cell: cell.budget or 0):
         if cell.start == last:
             shown = f"{cell.mean:.3f}, but only {cell.p05:.3f} is reached by 95 % of the tokens"
-            console.print(f"  {cell.budget:4} tokens kept: mean {shown}", highlight=False)
-    console.print(
-        f"  acceptance (1: the same) at lengths {last} and more: the mean hides the tail",
-        style="dim",
-    )
+            _say(f"  {cell.budget:4} tokens kept: mean {shown}")
+    mean = f"acceptance (1: the same) at lengths {last} and more: the mean hides the tail"
+    _say(f"  {mean}", style="dim")
 
 
 def _plan(place: Place) -> None:
@@ -281,13 +270,13 @@ def _train(place: Place) -> None:
 def gate_stopped(place: Place) -> bool:
     """Whether the gate has stopped the training."""
     actions = place.train / "actions.jsonl"
-    lines = read_lines(actions, growing=True) if actions.exists() else []
+    lines = files.read_lines(actions, growing=True) if actions.exists() else []
     return any(line.get("kind") == "stop" for line in lines)
 
 
 def _time(place: Place) -> None:
     """Dense against sparse, at the demo's length and at a long one."""
-    from sparrow.reporting.training import told, verdict
+    from sparrow.reporting.training import describe_case, verdict
     from sparrow_recipes import dense_sparse
 
     _stage("time", LONG=LONG)
@@ -300,8 +289,7 @@ def _time(place: Place) -> None:
         with _or_fresh():
             speed = Speed.load(place.speed)
     for case in speed.cases:
-        text = f"  [bold]{verdict(case.speed_up)}[/]. {plain(told(case))}"
-        console.print(text, highlight=False, markup=True)
+        _say(f"  [bold]{verdict(case.speed_up)}[/]. {plain(describe_case(case))}", markup=True)
 
 
 def _finish(place: Place, seconds: float) -> None:
@@ -309,18 +297,15 @@ def _finish(place: Place, seconds: float) -> None:
     from sparrow.schema.run_folder import read_run
 
     _stage("report")
-    console.print(f"  {place.page}\n", style="bold green", highlight=False, soft_wrap=True)
+    _say(f"  {place.page}\n", style="bold green", soft_wrap=True)
     for number in numbers(read_run(place.folder))[:NUMBERS]:
-        text = (
-            f"  [bold]{plain(f'{number.value:>10}')}[/]  {plain(f'{number.name} ({number.say})')}"
-        )
-        console.print(text, highlight=False, markup=True)
+        value, name = plain(f"{number.value:>10}"), plain(f"{number.name} ({number.say})")
+        _say(f"  [bold]{value}[/]  {name}", markup=True)
     minutes, left = divmod(round(seconds), 60)
     console.print(f"\n[dim]{minutes} min {left} s this time[/]\n\nWhat to try next:", markup=True)
     for words, why in TEXTS["next"].items():
         line = f"{_command()} {words.format(train=place.train)}"
-        text = f"  {plain(line)}\n      [dim]{plain(why)}[/]"
-        console.print(text, highlight=False, soft_wrap=True, markup=True)
+        _say(f"  {plain(line)}\n      [dim]{plain(why)}[/]", soft_wrap=True, markup=True)
 
 
 def _command() -> str:

@@ -17,6 +17,7 @@ from sparrow.benchmarks import decode, timing
 from sparrow.dataflow.prompts import of_task
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
+from sparrow.reporting.training import EQUAL
 from sparrow.schema.bench import Speed, SpeedCase
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
@@ -27,7 +28,7 @@ ROUNDS = 3
 STEPS = 12  # decode steps of a round at a long context
 LITTLE = "there is little to skip at this length, and choosing pages is extra work at every step"
 EVEN = "what reading less saves and what choosing pages costs about even out at this length"
-EQUAL = 0.02  # ratios nearer to 1 than this are noise
+
 MUCH = "most of a step is reading the text, and less of it is read"
 
 

@@ -207,8 +207,8 @@ class ScheduleTimer:
                 times.append(self._round(schedule))
         dense = median(step for step, _ in rows[names.index(None)]) if None in names else None
         for name, schedule, times in zip(names, schedules, rows, strict=True):
-            parts = self._split(schedule) if split else None
-            yield self._row(name, schedule, times, dense, parts)
+            row = self._row(name, schedule, times, dense)
+            yield row.replace(split=self._split(schedule)) if split else row
 
     @contextmanager
     def _warm(self, schedule: Schedule | None, steps: int) -> Iterator[list[Sample]]:
@@ -239,12 +239,7 @@ class ScheduleTimer:
         return {part: seconds * 1e3 / SPLIT_STEPS for part, seconds in by_part.items()}
 
     def _row(
-        self,
-        name: str | None,
-        schedule: Schedule | None,
-        times: Times,
-        dense: float | None,
-        split: Split | None,
+        self, name: str | None, schedule: Schedule | None, times: Times, dense: float | None
     ) -> DecodeRow:
         """The figures of one schedule."""
         model, batch = self.engine.model, self.engine.max_running
@@ -273,5 +268,4 @@ class ScheduleTimer:
             tb_per_s=total / step / 1e12,
             of_peak=total / step / peak if peak else None,
             speed_up=dense / step if dense is not None else None,
-            split=split,
         )

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,20 +27,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic_core import to_jsonable_python
 
 from sparrow import __version__
-from sparrow.schema.doctor import (
-    Advice,
-    Broken,
-    Disk,
-    Examination,
-    Gpu,
-    KernelTest,
-    LargestModels,
-    ModelState,
-    ModelStates,
-    PackageState,
-    SelfTest,
-    TorchBuild,
-)
+from sparrow.schema import doctor as schema
 
 PROC = Path("/proc")
 BROWSER = "browser"  # its package needs a browser beside it
@@ -52,14 +39,7 @@ CHILD = (
     "from sparrow.benchmarks.doctor import run_stages; run_stages(json.loads(sys.argv[2]))"
 )
 REPORT = "install into a fresh environment; if that fails, report it with sparrow doctor --json"
-BREAKS = {
-    "torch": "torch cannot be imported",
-    "gpus": "torch cannot use the GPUs",
-    "models": "sparrow cannot be imported",
-    "fits": "the memory of models cannot be computed",
-    "self_test": "the self-test crashed",
-    "kernels": "the kernel test crashed",
-}
+
 LEAST_CAPABILITY = (8, 0)  # of our kernels: the first with bf16
 LENGTH = 8192  # tokens of the sequence that has to fit beside a model
 FILES = ("config.json", "tokenizer.json")
@@ -68,9 +48,9 @@ TOKENS, BUDGET = 24, 256  # the budget holds the prompt and all new tokens
 ALLOWED = {"float32": 1e-4, "bfloat16": 2e-2}  # maximum errors, of standard normal inputs
 
 
-def examine(*, check: bool = True) -> Examination:
+def examine(*, check: bool = True) -> schema.Examination:
     """Examine this machine: what works, what is missing and how to get it. Uses no network."""
-    examined = Examination(
+    examined = schema.Examination(
         sparrow=__version__,
         python=platform.python_version(),
         platform=platform.platform(),
@@ -100,7 +80,9 @@ def probe(stages: list[str], timeout: float = TIMEOUT) -> dict[str, Any]:
             message = json.loads(line)
             results[message["stage"]] = message["result"]
     missing = next((stage for stage in stages if stage not in results), None)
-    return results if missing is None else results | {"broken": Broken(stage=missing, why=why)}
+    return (
+        results if missing is None else results | {"broken": schema.Broken(stage=missing, why=why)}
+    )
 
 
 def failure(errors: str, code: int) -> str:
@@ -114,31 +96,31 @@ def failure(errors: str, code: int) -> str:
 # The verdict.
 
 
-def verdict(examined: Examination, *, check: bool) -> Examination:
+def verdict(examined: schema.Examination, *, check: bool) -> schema.Examination:
     """Add the verdict: whether the core works and on which devices, what to fix, what to add."""
     problems, missing = tuple(_problems(examined)), tuple(_missing(examined))
     devices = () if problems else ("cpu", *_good_gpus(examined, check))
     return examined.replace(ready=not problems, devices=devices, problems=problems, missing=missing)
 
 
-def _problems(examined: Examination) -> Iterator[Advice]:
+def _problems(examined: schema.Examination) -> Iterator[schema.Advice]:
     yield from _packages(examined, core=True)
     broken = examined.broken
     if broken is not None and not _only_gpus_broke(examined):
         again = f"{beside('pip')} install --force-reinstall torch"
         how = again if broken.stage == "torch" else REPORT
-        yield Advice(what=f"{BREAKS[broken.stage]}: {broken.why}", how=how)
+        yield schema.Advice(what=f"{STAGES[broken.stage].failure}: {broken.why}", how=how)
     for model in examined.models.shipped if examined.models else ():
         if not model.whole:
             what = f"the shipped model {model.name} is incomplete: {model.folder}"
-            yield Advice(what=what, how=REPORT)
+            yield schema.Advice(what=what, how=REPORT)
     if examined.self_test is not None and not examined.self_test.passed:
         failed = "the self-test failed: a budget of all tokens gives another answer than dense"
-        yield Advice(what=failed, how=REPORT)
+        yield schema.Advice(what=failed, how=REPORT)
     yield from _wrong_kernels(examined, on_cpu=True)
 
 
-def _missing(examined: Examination) -> Iterator[Advice]:
+def _missing(examined: schema.Examination) -> Iterator[schema.Advice]:
     yield from _packages(examined, core=False)
     if examined.models is not None:
         yield from _models_and_disk(examined.models)
@@ -148,61 +130,63 @@ def _missing(examined: Examination) -> Iterator[Advice]:
         if torch.build == "CPU":
             what = "a GPU: the NVIDIA driver is installed, but this torch is built for a CPU"
             how = "install torch for CUDA, see https://pytorch.org"
-        yield Advice(what=what, how=how)
+        yield schema.Advice(what=what, how=how)
     if examined.broken is not None and _only_gpus_broke(examined):
-        yield Advice(what=f"{BREAKS['kernels']} on a GPU: {examined.broken.why}", how=REPORT)
+        what = f"{STAGES['kernels'].failure} on a GPU: {examined.broken.why}"
+        yield schema.Advice(what=what, how=REPORT)
     for gpu in gpus:
         if not gpu.kernels:
             least = ".".join(map(str, LEAST_CAPABILITY))
             what = f"compute capability {gpu.capability}, the kernels need {least} (NVIDIA)"
-            yield Advice(what=f"cuda:{gpu.index}: {what}", how="use --device cpu, or another GPU")
+            yield schema.Advice(
+                what=f"cuda:{gpu.index}: {what}", how="use --device cpu, or another GPU"
+            )
     yield from _wrong_kernels(examined, on_cpu=False)
 
 
-def _models_and_disk(states: ModelStates) -> Iterator[Advice]:
+def _models_and_disk(states: schema.ModelStates) -> Iterator[schema.Advice]:
     for model in states.fetched:
         if not model.whole:
             state, force = ("damaged", " --force") if model.folder else ("not fetched", "")
             how = f"sparrow fetch {model.name}{force}"
-            yield Advice(what=f"{model.name}, a real model: {state}", how=how)
+            yield schema.Advice(what=f"{model.name}, a real model: {state}", how=how)
     if not states.runs.writable:
         what = f"runs cannot be written to {states.runs.folder}"
-        yield Advice(what=what, how="work in another folder")
+        yield schema.Advice(what=what, how="work in another folder")
 
 
-def _packages(examined: Examination, *, core: bool) -> Iterator[Advice]:
+def _packages(examined: schema.Examination, *, core: bool) -> Iterator[schema.Advice]:
     """Missing and old packages; triton counts where there is a GPU."""
     for package in examined.packages:
         counts = package.name != "triton" or examined.gpus
-        if (package.extra is None) != core or package.state == "ok" or not counts:
-            continue
-        state = f"{package.name} {package.version} is older than {package.minimum}"
-        if package.state == "missing":
-            state = f"{package.name} is not installed"
-        yield Advice(what=f"{package.purpose}: {state}", how=package.install)
+        if (package.extra is None) == core and package.state != "ok" and counts:
+            old = f"{package.version} is older than {package.minimum}"
+            state = "is not installed" if package.state == "missing" else old
+            yield schema.Advice(
+                what=f"{package.purpose}: {package.name} {state}", how=package.install
+            )
 
 
-def _wrong_kernels(examined: Examination, *, on_cpu: bool) -> Iterator[Advice]:
+def _wrong_kernels(examined: schema.Examination, *, on_cpu: bool) -> Iterator[schema.Advice]:
     for kernel in examined.kernels or ():
         if (kernel.device == "cpu") == on_cpu and not kernel.passed:
             where = "the CPU" if on_cpu else kernel.device
-            yield Advice(what=f"attention on {where} is wrong by {kernel.error:.3g}", how=REPORT)
+            yield schema.Advice(
+                what=f"attention on {where} is wrong by {kernel.error:.3g}", how=REPORT
+            )
 
 
-def _only_gpus_broke(examined: Examination) -> bool:
+def _only_gpus_broke(examined: schema.Examination) -> bool:
     """Whether only kernels of a GPU crashed: the self-test has run those of the CPU."""
     broken = examined.broken
     return broken is not None and broken.stage == "kernels" and bool(examined.gpus)
 
 
-def _good_gpus(examined: Examination, check: bool) -> list[str]:
+def _good_gpus(examined: schema.Examination, check: bool) -> list[str]:
     """GPUs whose kernels passed their test; without a test, GPUs that have kernels."""
     able = [f"cuda:{gpu.index}" for gpu in examined.gpus or () if gpu.kernels]
-    right = [
-        kernel.device
-        for kernel in examined.kernels or ()
-        if kernel.passed and kernel.version != "definition"
-    ]
+    passed = [test for test in examined.kernels or () if test.passed]
+    right = [test.device for test in passed if test.version != "definition"]
     return [device for device in able if device in right or not check]
 
 
@@ -242,7 +226,7 @@ OPTIONAL = (
 )
 
 
-def package_state(package: Package, version: str | None) -> PackageState:
+def package_state(package: Package, version: str | None) -> schema.PackageState:
     """The state of a package by its installed version, and the command that installs it."""
     state: Literal["ok", "old", "missing"] = "missing" if version is None else "ok"
     if version is not None and _numbers(version) < _numbers(package.minimum):
@@ -250,7 +234,7 @@ def package_state(package: Package, version: str | None) -> PackageState:
     install = f"{beside('pip')} install '{package.name}>={package.minimum}'"
     if package.extra == BROWSER:
         install += f" && {beside('playwright')} install chromium"
-    return PackageState(**package._asdict(), version=version, state=state, install=install)
+    return schema.PackageState(**package._asdict(), version=version, state=state, install=install)
 
 
 def installed(name: str) -> str | None:
@@ -291,11 +275,11 @@ def driver(proc: Path = PROC) -> str | None:
 def run_stages(stages: list[str]) -> None:
     """Run stages in their order, and print a JSON line at the end of each (in the child)."""
     for stage in stages:
-        message = {"stage": stage, "result": to_jsonable_python(STAGES[stage]())}
+        message = {"stage": stage, "result": to_jsonable_python(STAGES[stage].examine())}
         print(json.dumps(message), flush=True)
 
 
-def torch_build() -> TorchBuild:
+def torch_build() -> schema.TorchBuild:
     """Version and build of torch, its threads, and why it cannot use a GPU."""
     import torch
 
@@ -306,10 +290,10 @@ def torch_build() -> TorchBuild:
         usable = torch.cuda.is_available()
     why = None if usable else str(messages[0].message) if messages else "torch sees none"
     threads = torch.get_num_threads()
-    return TorchBuild(version=torch.__version__, build=build, threads=threads, no_gpu=why)
+    return schema.TorchBuild(version=torch.__version__, build=build, threads=threads, no_gpu=why)
 
 
-def gpus() -> list[Gpu]:
+def gpus() -> list[schema.Gpu]:
     """The GPUs that torch can use."""
     import torch
 
@@ -318,7 +302,7 @@ def gpus() -> list[Gpu]:
         free, total = torch.cuda.mem_get_info(index)
         capability = torch.cuda.get_device_capability(index)
         states.append(
-            Gpu(
+            schema.Gpu(
                 index=index,
                 name=torch.cuda.get_device_name(index),
                 total=total,
@@ -330,14 +314,14 @@ def gpus() -> list[Gpu]:
     return states
 
 
-def models() -> ModelStates:
+def models() -> schema.ModelStates:
     """Models that load without a network, and space for more."""
     from sparrow.engine.memory import host_memory
     from sparrow.models import shipped
     from sparrow.models.fetch import cache_dir, fetched, known
     from sparrow.models.sources import SHIPPED
 
-    return ModelStates(
+    return schema.ModelStates(
         shipped=tuple(_model(name, SHIPPED / name) for name in shipped()),
         fetched=tuple(_model(name, fetched(name)) for name in known()),
         cache=disk(cache_dir()),
@@ -346,23 +330,23 @@ def models() -> ModelStates:
     )
 
 
-def _model(name: str, folder: Path | None) -> ModelState:
+def _model(name: str, folder: Path | None) -> schema.ModelState:
     if folder is None:
-        return ModelState(name=name, folder=None, whole=False, bytes=0)
+        return schema.ModelState(name=name, folder=None, whole=False, bytes=0)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     whole = all((folder / name).is_file() for name in FILES) and weights > 0
-    return ModelState(name=name, folder=str(folder), whole=whole, bytes=weights)
+    return schema.ModelState(name=name, folder=str(folder), whole=whole, bytes=weights)
 
 
-def disk(folder: Path) -> Disk:
+def disk(folder: Path) -> schema.Disk:
     """The disk of a folder that exists, or will."""
     folder = folder.absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free, writable = shutil.disk_usage(existing).free, os.access(existing, os.W_OK)
-    return Disk(folder=str(folder), free=free, writable=writable)
+    return schema.Disk(folder=str(folder), free=free, writable=writable)
 
 
-def fits() -> list[LargestModels]:
+def fits() -> list[schema.LargestModels]:
     """The largest published models that fit into the memory of the CPU and of every GPU."""
     from sparrow.engine.memory import CPU_SHARE, host_memory
 
@@ -371,7 +355,7 @@ def fits() -> list[LargestModels]:
     return [on_cpu, *(largest_models(f"cuda:{gpu.index}", gpu.free) for gpu in gpus())]
 
 
-def largest_models(device: str, memory: int, kv_limit: int | None = None) -> LargestModels:
+def largest_models(device: str, memory: int, kv_limit: int | None = None) -> schema.LargestModels:
     """The largest published shapes by bytes: weights and keys and values of one sequence.
 
     kv_limit: bytes that an engine reserves for keys and values at most. Training takes
@@ -392,10 +376,10 @@ def largest_models(device: str, memory: int, kv_limit: int | None = None) -> Lar
             if max(needs.total, needs.resident + engine) <= memory:
                 training = name
     names = {"rollout": rollout, "training": training}
-    return LargestModels(device=device, bytes=memory, tokens=LENGTH, **names)
+    return schema.LargestModels(device=device, bytes=memory, tokens=LENGTH, **names)
 
 
-def self_test() -> SelfTest:
+def self_test() -> schema.SelfTest:
     """Generate with tiny, dense and with a budget of all tokens: the bits must be equal."""
     from sparrow.engine import Engine
     from sparrow.models import load, load_tokenizer
@@ -410,21 +394,18 @@ def self_test() -> SelfTest:
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, seed=1)
     (dense,) = engine.generate([prompt], params)
     (sparse,) = engine.generate([prompt], params, schedule=Schedule.fixed(BUDGET, dense_layers=()))
-    equal = all(
-        getattr(dense, name).tobytes() == getattr(sparse, name).tobytes()
-        for name in ("token_ids", "logprobs")
-    )
-    passed = equal and len(dense.token_ids) == TOKENS
-    return SelfTest(passed=passed, tokens=TOKENS, seconds=time.perf_counter() - start)
+    arrays = [(answer.token_ids.tobytes(), answer.logprobs.tobytes()) for answer in (dense, sparse)]
+    passed = arrays[0] == arrays[1] and len(dense.token_ids) == TOKENS
+    return schema.SelfTest(passed=passed, tokens=TOKENS, seconds=time.perf_counter() - start)
 
 
-def kernels() -> list[KernelTest]:
+def kernels() -> list[schema.KernelTest]:
     """Test decode attention on the CPU and on every GPU with kernels against its definition."""
     named = [f"cuda:{gpu.index}" for gpu in gpus() if gpu.kernels]
     return [attention("float32", "cpu"), *(attention("bfloat16", name) for name in named)]
 
 
-def attention(dtype: str, device: str) -> KernelTest:
+def attention(dtype: str, device: str) -> schema.KernelTest:
     """The version of decode attention on a device, and its maximum error."""
     import torch
 
@@ -442,14 +423,23 @@ def attention(dtype: str, device: str) -> KernelTest:
     largest = torch.finfo(torch.float32).max  # for NaN
     error = float((out.cpu().float() - exact).abs().nan_to_num(largest).max())
     version = ops.versions(torch.device(device).type, kind, 64).get("attend_decode", "definition")
-    return KernelTest(device=device, version=version, error=error, passed=error <= ALLOWED[dtype])
+    return schema.KernelTest(
+        device=device, version=version, error=error, passed=error <= ALLOWED[dtype]
+    )
 
 
-STAGES: Mapping[str, Callable[[], Any]] = {
-    "torch": torch_build,
-    "gpus": gpus,
-    "models": models,
-    "fits": fits,
-    "self_test": self_test,
-    "kernels": kernels,
+class Stage(NamedTuple):
+    """A stage of the child, and what is wrong where it fails."""
+
+    examine: Callable[[], Any]
+    failure: str
+
+
+STAGES = {
+    "torch": Stage(torch_build, "torch cannot be imported"),
+    "gpus": Stage(gpus, "torch cannot use the GPUs"),
+    "models": Stage(models, "sparrow cannot be imported"),
+    "fits": Stage(fits, "the memory of models cannot be computed"),
+    "self_test": Stage(self_test, "the self-test crashed"),
+    "kernels": Stage(kernels, "the kernel test crashed"),
 }

@@ -113,7 +113,9 @@ def run(
     others = (OTHERS if on_gpu else ()) if others is None else others
     shapes = [shape or (MAIN if on_gpu else CPU), *others]
     replays = replays or (20 if on_gpu else 1)
-    _check(shapes, heads.page)
+    for case in shapes:
+        if case.context % heads.page or not 0 < case.kept <= case.context // heads.page:
+            raise ValueError(f"expected whole pages of {heads.page} and 1 to all kept, got {case}")
     named = _named(flows)
     rows: list[dict[str, Any]] = []
     measure = partial(timing.measure, device=heads.device, replays=replays, rounds=rounds)
@@ -139,12 +141,6 @@ def run(
 def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     plain = next((row["tb_per_s"] for row in rows if row["part"] == "read"), None)
     return [row | {"of_read": row["tb_per_s"] / plain if plain else None} for row in rows]
-
-
-def _check(shapes: Sequence[Shape], page: int) -> None:
-    for shape in shapes:
-        if shape.context % page or not 0 < shape.kept <= shape.context // page:
-            raise ValueError(f"expected whole pages of {page} and 1 to all kept, got {shape}")
 
 
 def _named(flows: Sequence[Rule]) -> Flows:
@@ -263,11 +259,8 @@ class LayerStack:
         turns = -(-calls_needed // self.layers) if self.heads.device.type == "cuda" else 1
         columns = self.table_BM.long().T[:turns]
         spread_B = torch.arange(batch, device=self.heads.device) % page
-        cases = []
-        for part, offset_B in (
-            ("append", spread_B),
-            ("finish", torch.full_like(spread_B, page - 1)),
-        ):
+        cases, offsets = [], {"append": spread_B, "finish": torch.full_like(spread_B, page - 1)}
+        for part, offset_B in offsets.items():
             calls = [
                 partial(self.append, layer, flow, column_B * page + offset_B)
                 for column_B in columns

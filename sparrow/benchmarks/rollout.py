@@ -30,34 +30,15 @@ from sparrow.sparse.rule import Rule
 
 DENSE, PEER = "dense", "transformers generate"
 WARM_TOKENS = 4  # on a CPU, where the warm-up is compilation alone
+# Model, device, rollouts, prompt tokens, new tokens, those of transformers, schedules.
+PRESETS: dict[str, tuple[Any, ...]] = {
+    "gpu": ("qwen3-1.7b", "cuda", 32, 128, 2048, 2048, (DENSE, "qwen3-1.7b-0.86")),
+    "cpu-tiny": ("tiny", "cpu", 64, 32, 1024, 128, (DENSE, "fixed-256")),
+    "cpu-smollm2": ("smollm2-135m", "cpu", 32, 32, 256, 256, (DENSE,)),
+}
 WORKLOADS = {
-    "gpu": RolloutWorkload(
-        model="qwen3-1.7b",
-        device="cuda",
-        rollouts=32,
-        prompt_tokens=128,
-        new_tokens=2048,
-        peer_tokens=2048,
-        schedules=(DENSE, "qwen3-1.7b-0.86"),
-    ),
-    "cpu-tiny": RolloutWorkload(
-        model="tiny",
-        device="cpu",
-        rollouts=64,
-        prompt_tokens=32,
-        new_tokens=1024,
-        peer_tokens=128,
-        schedules=(DENSE, "fixed-256"),
-    ),
-    "cpu-smollm2": RolloutWorkload(
-        model="smollm2-135m",
-        device="cpu",
-        rollouts=32,
-        prompt_tokens=32,
-        new_tokens=256,
-        peer_tokens=256,
-        schedules=(DENSE,),
-    ),
+    name: RolloutWorkload(**dict(zip(RolloutWorkload.model_fields, values, strict=True)))
+    for name, values in PRESETS.items()
 }
 
 
@@ -171,9 +152,16 @@ def _warm_tokens(model: Decoder, new_tokens: int) -> int:
 
 def _run_transformers(model: Decoder, work: RolloutWorkload) -> RolloutRow:
     """Run `generate` of transformers on the same weights."""
+    from transformers import AutoModelForCausalLM
+
     timing.free_memory(model.device)
+    how: Any = {"dtype": model.dtype, "attn_implementation": "sdpa", "use_safetensors": True}
     with tempfile.TemporaryDirectory(prefix="sparrow-bench-") as scratch:
-        peer = _load_peer(models.save(model, Path(scratch) / "model"), model)
+        folder = models.save(model, Path(scratch) / "model")
+        peer = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **how
+        )
+    peer = peer.to(model.device).eval()
     prompts = _prompts(work, model.spec.vocabulary, seed=0)
     return _attempt(partial(_generate, peer, prompts), work.peer_tokens, work.rollouts, model)
 
@@ -182,8 +170,7 @@ def _attempt(
     generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder
 ) -> RolloutRow:
     """A row for transformers; a failure is a row with its reason."""
-    expected, generated, seconds = rollouts * tokens, 0, None
-    failed = None
+    expected, generated, seconds, failed = rollouts * tokens, 0, None, None
     try:
         generate(_warm_tokens(model, tokens))
         generated, seconds = timing.timed(lambda: generate(tokens), model.device)
@@ -199,20 +186,6 @@ def _attempt(
         tokens_per_s=generated / seconds if seconds and not failed else None,
         failed=failed,
     )
-
-
-def _load_peer(folder: Path, model: Decoder) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    peer = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=model.dtype,
-        attn_implementation="sdpa",
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-    )
-    return peer.to(model.device).eval()
 
 
 def _generate(peer: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:

@@ -33,26 +33,19 @@ from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.presets import preset
 from sparrow.sparse.rule import Rule
 
-# Parts of a step -> their ops (`logits` is the LM head).
-OPS = {
-    "attention": ("attend_decode", "attend_causal_paged"),
-    "select": ("score_pages", "select_pages"),
-    "store": ("write_pages", "summarise_pages"),
-    "linear": ("norm_linear", "linear_add", "norm_gated", "logits"),
-    "heads": ("split_heads",),
-    "sampling": ("sample",),
-    "rows": ("step_inputs", "step_outputs"),
-}
-# The same parts -> names of GPU kernels: ours, those of flows (`score_pages`, `choose`,
-# `append`; see sparse/compile) and those of the BLAS.
-KERNELS = {
-    "attention": r"^_attend|^_join",
-    "select": r"^score_pages|^choose|^_select",
-    "store": r"^append|^_store",
-    "linear": r"^_linear|gemm|gemv|nvjet|cutlass|splitk",
-    "heads": r"^_split_heads",
-    "sampling": r"^_sum_chunks|^_draw",
-    "rows": r"^_read_rows|^_write_rows",
+# Parts of a step: their ops (`logits` is the LM head), and names of their GPU kernels: ours, those
+# of flows (`score_pages`, `choose`, `append`; see sparse/compile) and those of the BLAS.
+PARTS = {
+    "attention": ("attend_decode attend_causal_paged", r"^_attend|^_join"),
+    "select": ("score_pages select_pages", r"^score_pages|^choose|^_select"),
+    "store": ("write_pages summarise_pages", r"^append|^_store"),
+    "linear": (
+        "norm_linear linear_add norm_gated logits",
+        r"^_linear|gemm|gemv|nvjet|cutlass|splitk",
+    ),
+    "heads": ("split_heads", r"^_split_heads"),
+    "sampling": ("sample", r"^_sum_chunks|^_draw"),
+    "rows": ("step_inputs step_outputs", r"^_read_rows|^_write_rows"),
 }
 T = TypeVar("T")
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
@@ -285,10 +278,10 @@ def timed_ops(taken: Split) -> Iterator[None]:
     """Add up the time of calls through `ops` in this with-block, by part."""
     from sparrow.ops.cpu import pages as block_mean_kernels  # numba takes a second to import
 
-    all_ops = [name for names in OPS.values() for name in names]
-    homes = {name: ops if hasattr(ops, name) else block_mean_kernels for name in all_ops}
+    part_of = {name: part for part, (names, _) in PARTS.items() for name in names.split()}
+    homes = {name: ops if hasattr(ops, name) else block_mean_kernels for name in part_of}
     plain = {name: getattr(home, name) for name, home in homes.items()}
-    taken.update(dict.fromkeys(OPS, 0.0))
+    taken.update(dict.fromkeys(PARTS, 0.0))
 
     def timed_op(op: Callable[..., Any], part: str) -> Callable[..., Any]:
         @wraps(op)
@@ -302,9 +295,8 @@ def timed_ops(taken: Split) -> Iterator[None]:
         return call
 
     try:
-        for part, names in OPS.items():
-            for name in names:
-                setattr(homes[name], name, timed_op(plain[name], part))
+        for name, part in part_of.items():
+            setattr(homes[name], name, timed_op(plain[name], part))
         yield
     finally:
         for name, op in plain.items():
@@ -317,7 +309,7 @@ def _kernel_split(work: Callable[[], object]) -> Split:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
         work()
         torch.cuda.synchronize()
-    taken = dict.fromkeys((*KERNELS, "other"), 0.0)
+    taken = dict.fromkeys((*PARTS, "other"), 0.0)
     for event in recorded.key_averages():
         if event.device_type == DeviceType.CUDA:
             taken[kernel_part(event.key)] += event.self_device_time_total / 1e6
@@ -326,5 +318,5 @@ def _kernel_split(work: Callable[[], object]) -> Split:
 
 def kernel_part(kernel: str) -> str:
     """The part of a step to which a kernel belongs, by its name."""
-    parts = (part for part, names in KERNELS.items() if re.search(names, kernel, re.IGNORECASE))
+    parts = (part for part, (_, names) in PARTS.items() if re.search(names, kernel, re.IGNORECASE))
     return next(parts, "other")

@@ -20,7 +20,7 @@ and swap. All graphs have been captured by then.
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -64,8 +64,7 @@ class Kind(NamedTuple):
     pages: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceCase:
+class TraceCase(NamedTuple):
     """An engine with dense attention or a schedule."""
 
     who: str
@@ -110,17 +109,20 @@ def run(
     final = np.minimum(final, longest)
     target = pick_device(device)
     decoder = models.random(model, dtype=timing.torch_dtype(dtype), device=target)
-    memory = _memory(target)
-    capacity = _capacity(decoder, sparse_schedule, memory)
+    memory, peak = _memory(target), timing.peak_bandwidth(target)
+    reads = ByteModel(spec=decoder.spec, schedule=sparse_schedule, itemsize=decoder.dtype.itemsize)
+    reserve = cost.RESERVE if target.type == "cuda" else 0
+    capacity = reads.capacity(memory=memory, reserve=reserve)
     whole, short = (
         cost.trace(ends, prompt=PROMPT, capacity=capacity, page=PAGE)
         for ends in (final, np.minimum(final, cutoff))
     )
-    limit = _limit(decoder, sparse_schedule, whole, capacity)
+    rate = peak or cost.H200_BYTES_PER_S
+    limit = cost.limit(reads, whole, capacity=capacity, bytes_per_s=rate)
     cases = _cases(decoder, sparse_schedule, name, (whole, short))
     points = [measure(case, (whole, short), progress) for case in cases]
     times = [StepTimes(*pair) for pair in zip(cases, points, strict=True)]
-    dense, sparse = _sums(cases, times, whole, limit, timing.peak_bandwidth(target))
+    dense, sparse = _sums(cases, times, whole, limit, peak)
     speed_up = dense.seconds / sparse.seconds
     return TraceBenchmark(
         **timing.model_fields(decoder, model),
@@ -146,14 +148,14 @@ def _sums(
 ) -> Iterator[TraceRow]:
     """Seconds of the trace, dense and sparse, and of its bytes at the peak bandwidth."""
     for case, clock, read in zip(cases, times, (limit.dense, limit.sparse), strict=True):
-        row = _row(case.who, trace.tokens, cost.rollout_seconds(trace, clock))
-        ideal = read.total / peak if peak else None
-        share = ideal / row.seconds if ideal else None
-        yield row.model_copy(update={"limit_seconds": ideal, "of_limit": share})
+        seconds, ideal = cost.rollout_seconds(trace, clock), read.total / peak if peak else None
+        share = ideal / seconds if ideal else None
+        yield _row(case.who, trace.tokens, seconds, limit_seconds=ideal, of_limit=share)
 
 
-def _row(who: str, tokens: int, seconds: float) -> TraceRow:
-    return TraceRow(who=who, tokens=tokens, seconds=seconds, tokens_per_s=tokens / seconds)
+def _row(who: str, tokens: int, seconds: float, **fields: float | None) -> TraceRow:
+    rate = tokens / seconds
+    return TraceRow(who=who, tokens=tokens, seconds=seconds, tokens_per_s=rate, **fields)
 
 
 # The limit and the engine.
@@ -161,22 +163,9 @@ def _row(who: str, tokens: int, seconds: float) -> TraceRow:
 
 def _memory(device: torch.device) -> float:
     """Bytes of the device, but at most those of the published limit."""
-    if device.type != "cuda":
-        return min(host_memory(), cost.H200_MEMORY)
-    return min(torch.cuda.get_device_properties(device).total_memory, cost.H200_MEMORY)
-
-
-def _capacity(model: Decoder, schedule: Schedule, memory: float) -> int:
-    """Tokens of keys and values that fit beside the weights."""
-    reads = ByteModel(spec=model.spec, schedule=schedule, itemsize=model.dtype.itemsize)
-    reserve = cost.RESERVE if model.device.type == "cuda" else 0
-    return reads.capacity(memory=memory, reserve=reserve)
-
-
-def _limit(model: Decoder, schedule: Schedule, over: Trace, capacity: int) -> cost.Limit:
-    reads = ByteModel(spec=model.spec, schedule=schedule, itemsize=model.dtype.itemsize)
-    peak = timing.peak_bandwidth(model.device) or cost.H200_BYTES_PER_S
-    return cost.limit(reads, over, capacity=capacity, bytes_per_s=peak)
+    on_gpu = device.type == "cuda"
+    total = torch.cuda.get_device_properties(device).total_memory if on_gpu else host_memory()
+    return min(total, cost.H200_MEMORY)
 
 
 def _cases(
@@ -186,10 +175,7 @@ def _cases(
     dense, sparse = timing.reads(model), timing.reads(model, schedule)
     engine = _engine(model, dense.page_bytes, traces)
     decode.fill(engine)
-    return (
-        TraceCase(who="dense", schedule=None, engine=engine, reads=dense),
-        TraceCase(who=name, schedule=schedule, engine=engine, reads=sparse),
-    )
+    return TraceCase("dense", None, engine, dense), TraceCase(name, schedule, engine, sparse)
 
 
 def _engine(model: Decoder, page_bytes: int, traces: Sequence[Trace]) -> Engine:
@@ -316,23 +302,23 @@ def _confirm(
     report: Report,
 ) -> TraceCheck:
     """Compare a complete run of the cut-off requests with the sum of measured steps."""
-    cutoff, measured, expected = int(short.lengths.max()), [], []
+    cutoff, rows, sums = int(short.lengths.max()), [], []
     for case, clock in zip(cases, times, strict=True):
         report(f"{case.who}: a complete run up to {cutoff} tokens")
         complete(case, np.minimum(short.lengths, PROMPT + 2), capacity, seed=1)  # warms prompts
-        measured.append(complete(case, short.lengths, capacity, seed=0))
-        expected.append(cost.rollout_seconds(short, clock))
-    rows = tuple(
-        _row(case.who, short.tokens, a).model_copy(update={"expected": b, "ratio": a / b})
-        for case, a, b in zip(cases, measured, expected, strict=True)
-    )
+        seconds = complete(case, short.lengths, capacity, seed=0)
+        sums.append(cost.rollout_seconds(short, clock))
+        ratio = seconds / sums[-1]
+        rows.append(_row(case.who, short.tokens, seconds, expected=sums[-1], ratio=ratio))
     return TraceCheck(
         cutoff=cutoff,
         steps=short.steps,
-        rows=rows,
-        speed_up=measured[0] / measured[1],
-        expected_speed_up=expected[0] / expected[1],
-        confirmed=all(abs(a / b - 1) <= TOLERANCE for a, b in zip(measured, expected, strict=True)),
+        rows=tuple(rows),
+        speed_up=rows[0].seconds / rows[1].seconds,
+        expected_speed_up=sums[0] / sums[1],
+        confirmed=all(
+            abs(row.seconds / s - 1) <= TOLERANCE for row, s in zip(rows, sums, strict=True)
+        ),
     )
 
 

@@ -50,6 +50,7 @@ SPREAD = 1_000_003  # between the seeds of neighbouring calibrations: prompts ar
 Mode = Literal["generated", "forced"]
 
 
+@dataclass(frozen=True, slots=True)
 class Collector:
     """Measures arms of one model on numbered prompts, and keeps the results in a store.
 
@@ -57,37 +58,36 @@ class Collector:
     also after an interruption. Seeds are the same for every arm.
     """
 
-    def __init__(
-        self,
-        model: Decoder,
-        prompts: Sequence[Prompt],
-        mode: Mode,
-        config: CalibrateConfig,
-        store: Trajectories,
-        progress: Progress | None = None,
-    ) -> None:
-        if not prompts:
+    model: Decoder
+    prompts: Sequence[Prompt]
+    mode: Mode
+    config: CalibrateConfig
+    store: Trajectories
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
             raise ValueError("expected at least one prompt")
-        self.model, self.prompts, self.mode = model, prompts, mode
-        self.config, self.store = config, store
-        if mode == "generated":
-            for prompt in prompts:  # prompts that do not fit are refused before measuring
-                self._params(prompt)
-        self._progress = progress or (lambda done, total, what: None)
+        for prompt in self.prompts if self.mode == "generated" else ():
+            self._params(prompt)  # prompts that do not fit are refused before measuring
+
+    def _progress(self, done: int, total: int, what: str) -> None:
+        if self.progress is not None:
+            self.progress(done, total, what)
 
     def collect(self, prompts_by_arm: Mapping[Arm, int]) -> None:
         """Measure each arm on its first prompts; arms of one rule, and dense."""
-        places = {
+        arms_by_prompt = {
             prompt: [arm for arm, count in prompts_by_arm.items() if number < count]
             for number, prompt in enumerate(self.prompts)
         }
         if self.mode == "forced":
-            self.teacher_force(places)
+            self.teacher_force(arms_by_prompt)
             return
         jobs = [  # prompt by prompt, so that arms advance together
             RolloutJob(arm, prompt, self._params(prompt))
-            for prompt, lacking in self._missing(places, self.config.samples).items()
-            for arm in lacking
+            for prompt, missing in self._missing(arms_by_prompt, self.config.samples).items()
+            for arm in missing
         ]
         arms = list(prompts_by_arm)
         for first in range(0, len(arms), MOST_ARMS):
@@ -95,17 +95,15 @@ class Collector:
             self._roll_out([job for job in jobs if job.arm in together])
 
     def _missing(
-        self, places: Mapping[Prompt, Sequence[Arm]], samples: int
+        self, arms_by_prompt: Mapping[Prompt, Sequence[Arm]], samples: int
     ) -> dict[Prompt, list[Arm]]:
         """Return the arms of each prompt that have a sample missing in the store."""
-        requested = {arm for arms in places.values() for arm in arms}
-        done, numbers = {arm: self.store.done(arm.key) for arm in requested}, range(samples)
-        return {
-            prompt: [
-                arm for arm in arms if any((prompt.number, n) not in done[arm] for n in numbers)
-            ]
-            for prompt, arms in places.items()
-        }
+        requested = {arm for arms in arms_by_prompt.values() for arm in arms}
+        done, missing = {arm: self.store.done(arm.key) for arm in requested}, {}
+        for prompt, arms in arms_by_prompt.items():
+            samples_needed = {(prompt.number, sample) for sample in range(samples)}
+            missing[prompt] = [arm for arm in arms if not samples_needed <= done[arm]]
+        return missing
 
     def _roll_out(self, jobs: Sequence[RolloutJob]) -> None:
         if not jobs:
@@ -138,13 +136,11 @@ class Collector:
             seed=self.config.seed * SPREAD + prompt.number,
         )
 
-    def teacher_force(self, places: Mapping[Prompt, Sequence[Arm]]) -> None:
+    def teacher_force(self, arms_by_prompt: Mapping[Prompt, Sequence[Arm]]) -> None:
         """Measure arms on given sequences, teacher-forced."""
-        missing = self._missing(places, 1)
-        total, count = sum(len(arms) for arms in missing.values()), 0
+        missing = {p: arms for p, arms in self._missing(arms_by_prompt, 1).items() if arms}
+        total, count = sum(map(len, missing.values())), 0
         for prompt, arms in missing.items():
-            if not arms:
-                continue
             self._progress(count, total, f"reading: {prompt.name}, dense")
             for arm, measured in teacher_force(self.model, prompt, arms, self.config.temperature):
                 count += 1
@@ -209,7 +205,7 @@ class Calibration:
         self.prompts = collector.prompts
         self.budgets, self.edges, self.targets = budgets, edges, targets
         self.spec = collector.model.spec
-        self.found = Findings()
+        self.findings = Findings()
         self._report = report or (lambda text: None)
 
     def run(self, flows: Sequence[tuple[Flow, Variant]]) -> Findings:
@@ -220,10 +216,10 @@ class Calibration:
         flow, variant = flows[0]
         if self.config.layer_groups:
             self._layers(flow, variant)
-        if self.config.by_layer and self.found.layers:
+        if self.config.by_layer and self.findings.layers:
             for suggested in self._suggested(variant):
                 self._variant(flow, suggested)
-        return self.found
+        return self.findings
 
     def check(self, flow: Flow, schedule: Schedule) -> Findings:
         """Measure a whole schedule on every prompt, and the dense floor."""
@@ -232,11 +228,11 @@ class Calibration:
         variant = make_variant(flow, flow.name, self.spec, **about)
         checked = make_arm(variant, flow, None, schedule=schedule)
         self.collector.collect({checked: len(self.prompts), DENSE: self._enough})
-        self.found.variants.append(variant)
+        self.findings.variants.append(variant)
         tokens = self.collector.tokens(checked, self.prompts)
         self._add(checked, tokens, self._cells(checked, tokens))
         self._floor()
-        return self.found
+        return self.findings
 
     # Rounds.
 
@@ -276,17 +272,17 @@ class Calibration:
                 f"{variant.name}: the plan depends on {len(more)} of {len(arms)} budgets still "
                 f"({', '.join(str(arm.budget) for arm in more)} tokens)"
             )
-        self.found.variants.append(variant)
+        self.findings.variants.append(variant)
         for arm in arms:
             self._add(arm, tokens[arm], cells_by_arm[arm])
-        self.found.undecided += map(str, questions)
+        self.findings.undecided += map(str, questions)
 
     def _floor(self) -> None:
         """Add the dense floor (what rounding alone costs) and the lengths of answers."""
         measured = list(self.collector.measured(DENSE, self.prompts[: self._enough]))
-        self.found.floor += self._cells(DENSE, Tokens.of(measured))
-        self.found.lengths += [len(sequence.ids) for sequence in measured]
-        self.found.prompt_tokens += [sequence.prompt_tokens for sequence in measured]
+        self.findings.floor += self._cells(DENSE, Tokens.of(measured))
+        self.findings.lengths += [len(sequence.ids) for sequence in measured]
+        self.findings.prompt_tokens += [sequence.prompt_tokens for sequence in measured]
 
     # Layers.
 
@@ -299,14 +295,14 @@ class Calibration:
         longest = max((len(sequence.ids) for sequence in whole), default=0)
         misses = [
             cell.budget
-            for cell in self.found.cells
+            for cell in self.findings.cells
             if cell.variant == variant.name and cell.budget and cell.p05 < self.targets[0]
         ]
         biting = [budget for budget in misses if longest > budget + 2]
         budget = max(biting, default=min(self.budgets))
         sequences = [prompt for prompt in whole if len(prompt.ids) > budget + 2][:LAYER_PROMPTS]
         if not sequences:
-            self.found.warnings.append(
+            self.findings.warnings.append(
                 f"no sequence is longer than the budget of {budget} tokens: layers were not "
                 "measured alone; use smaller budgets or longer sequences"
             )
@@ -319,15 +315,15 @@ class Calibration:
             alone = variant.replace(name=name, dense_layers=dense, shares=())
             arms[group] = make_arm(alone, flow, budget, given=True)
         self.collector.teacher_force({sequence: [*arms.values()] for sequence in sequences})
-        self.found.layers += [
+        self.findings.layers += [
             layer_loss(self.collector.tokens(sequence, sequences), variant.name, budget, group)
             for group, sequence in arms.items()
         ]
 
     def _suggested(self, variant: Variant) -> list[Variant]:
         """Budgets in proportion to what layers lose; and the group that loses most left dense."""
-        cells = [cell for cell in self.found.cells if cell.variant == variant.name]
-        losses = self.found.layers
+        cells = [cell for cell in self.findings.cells if cell.variant == variant.name]
+        losses = self.findings.layers
         worst = min(losses, key=lambda loss: loss.p05).layers
         dense = tuple(sorted({*variant.dense_layers, *worst}))
         shared = shares(losses, cells, self.spec.layers)
@@ -336,7 +332,7 @@ class Calibration:
         if len(dense) < self.spec.layers:
             name = f"{variant.name}, dense {','.join(map(str, dense))}"
             suggested.append(variant.replace(name=name, dense_layers=dense))
-        measured = {other.name for other in self.found.variants}
+        measured = {other.name for other in self.findings.variants}
         return [other for other in suggested if other.name not in measured]
 
     def _budgets(self, variant: Variant) -> list[int]:
@@ -348,8 +344,8 @@ class Calibration:
     # Results.
 
     def _add(self, arm: Arm, tokens: Tokens, measured: Sequence[Cell]) -> None:
-        self.found.cells += measured
-        self.found.positions += self._cells(arm, tokens, "position")
+        self.findings.cells += measured
+        self.findings.positions += self._cells(arm, tokens, "position")
 
     def _cells(self, arm: Arm, tokens: Tokens, by: By = "length") -> list[Cell]:
         top_k = min(TOP_K, self.spec.vocabulary)

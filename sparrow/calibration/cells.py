@@ -27,7 +27,7 @@ from sparrow.stats import SATURATED, TAIL, Interval, fit_beta, quantile_interval
 UNCERTAIN = 0.1  # nats of dense entropy above which a token was a decision
 DOUBT = 2.0  # intervals of few prompts are too narrow: they count as so many times as wide
 LEAST_SHARE, MOST_SHARE, STEP = 0.25, 4.0, 0.05
-SLOPES = (0.25, 3.0)  # of losses against budgets that are believed
+SLOPES = (0.25, 3.0)  # of losses against budgets, clipped to this range
 NO_LOSS = 1e-4
 CLIPPINGS = 8  # after each the mean is brought back to 1
 
@@ -113,7 +113,6 @@ def cells(
         if not len(inside):
             continue
         alpha, tail = inside.alpha.astype(np.float64), tail_interval(inside)
-        fitted = fit_beta(alpha)
         doubtful = alpha[inside.entropy > UNCERTAIN]
         binned.append(
             Cell(
@@ -131,7 +130,7 @@ def cells(
                 high=tail.high,
                 p50=float(np.median(alpha)),
                 above=float((alpha > SATURATED).mean()),
-                beta=() if fitted is None else (fitted.a, fitted.b, fitted.ks),
+                beta=fit_beta(alpha) or (),
                 uncertain_p05=float(np.quantile(doubtful, TAIL)) if len(doubtful) else None,
                 uncertain=len(doubtful),
                 estimators=estimators(inside, top_k),
@@ -161,13 +160,11 @@ def estimators(tokens: Tokens, top_k: int) -> Estimators:
 
 def _standard_error(tokens: Tokens, values: Array) -> float | None:
     """Of the mean over tokens, with prompts as what was drawn; None of a single prompt."""
-    groups = tokens.by_prompt(values)
+    groups, mean = tokens.by_prompt(values), float(values.mean(dtype=np.float64))
     if len(groups) < 2:
         return None
-    mean = float(values.mean(dtype=np.float64))
-    residuals = np.array([float((group - mean).sum(dtype=np.float64)) for group in groups])
-    spread = residuals.std(ddof=1) * len(groups) ** 0.5
-    return float(spread / len(values))
+    residuals = [float((group - mean).sum(dtype=np.float64)) for group in groups]
+    return float(np.std(residuals, ddof=1) * len(groups) ** 0.5 / len(values))
 
 
 # What to measure next.

@@ -160,13 +160,8 @@ def _bounds(ids_T: Tensor) -> Tensor:
 
 def _budgets(model: Decoder, schedule: Schedule, tokens: int) -> Tensor:
     """The budget of each token in every layer and KV head, by the length that includes it."""
-    table = BudgetTable(
-        layers=model.spec.layers,
-        kv_heads=model.spec.kv_heads,
-        schedules=1,
-        bins=len(schedule.lengths),
-        device=model.device,
-    )
+    spec, sizes = model.spec, {"schedules": 1, "bins": len(schedule.lengths)}
+    table = BudgetTable(layers=spec.layers, kv_heads=spec.kv_heads, device=model.device, **sizes)
     slot = table.add(schedule)
     lengths_T = torch.arange(1, tokens + 1, device=model.device)
     return table.lookup(torch.full_like(lengths_T, slot), lengths_T)
@@ -187,43 +182,27 @@ class Prompt:
 
 @torch.no_grad()
 def _compare(
-    model: Decoder,
-    dense: DensePass,
-    actor_TC: Tensor,
-    prompt: int,
-    *,
-    number: int,
-    sample: int | None,
-    temperature: float,
-) -> MeasuredSequence:
-    """Compare actor and dense policy from token prompt + 1 on; sample None: teacher-forced."""
-    comparison = ops.compare(
-        dense.hidden_TC[prompt:-1],
-        actor_TC,
-        model.head,
-        dense.ids_T[prompt + 1 :],
-        temperature=temperature,
-        top_k=min(TOP_K, model.spec.vocabulary),
-    )
-    comparison = ops.Comparison(*(part.float().cpu() for part in comparison))
+    model: Decoder, dense: DensePass, actor_TC: Tensor, start: int, temperature: float
+) -> dict[str, Any]:
+    """Compare actor and dense policy from token start + 1 on; fields of a `MeasuredSequence`."""
+    tokens = (dense.hidden_TC[start:-1], actor_TC, model.head, dense.ids_T[start + 1 :])
+    top_k = min(TOP_K, model.spec.vocabulary)
+    parts = ops.compare(*tokens, temperature=temperature, top_k=top_k)
+    comparison = ops.Comparison(*(part.float().cpu() for part in parts))
     missed = torch.maximum(comparison.lower - comparison.alpha, comparison.alpha - comparison.upper)
     if (missed > WRONG).any():
         raise ArithmeticError(f"top-K bounds miss the acceptance by up to {missed.max():.2g}")
     alpha = comparison.alpha.numpy()
-    return MeasuredSequence(
-        prompt=number,
-        sample=sample or 0,
-        prompt_tokens=prompt,
-        first=prompt + 1,
-        ids=dense.ids_T.cpu().numpy(),
-        alpha=alpha,
-        entropy=comparison.entropy.numpy(),
-        below=np.maximum(alpha - comparison.lower.numpy(), 0),
-        above=np.maximum(comparison.upper.numpy() - alpha, 0),
-        ratio=None
-        if sample is None
-        else (comparison.logp - comparison.logq).exp().clamp(max=1.0).numpy(),
-    )
+    return {
+        "prompt_tokens": start,
+        "first": start + 1,
+        "ids": dense.ids_T.cpu().numpy(),
+        "alpha": alpha,
+        "entropy": comparison.entropy.numpy(),
+        "below": np.maximum(alpha - comparison.lower.numpy(), 0),
+        "above": np.maximum(comparison.upper.numpy() - alpha, 0),
+        "ratio": (comparison.logp - comparison.logq).exp().clamp(max=1.0).numpy(),
+    }
 
 
 # Given sequences.
@@ -244,13 +223,14 @@ def teacher_force(
             "of 1 at least and two tokens after it"
         )
     dense = read(model, prompt.ids)
-    about: dict[str, Any] = {"number": prompt.number, "sample": None, "temperature": temperature}
     for arm in arms:
         if arm.schedule is None:
             actor_TC = paged_dense_hidden(model, dense.ids_T)
         else:
             actor_TC = sparse_hidden(model, dense, start, arm.schedule, arm.flow)
-        yield arm, _compare(model, dense, actor_TC[start:-1], start, **about)
+        compared = _compare(model, dense, actor_TC[start:-1], start, temperature)
+        compared["ratio"] = None  # no token was sampled
+        yield arm, MeasuredSequence(prompt=prompt.number, sample=0, **compared)
 
 
 @torch.no_grad()
@@ -299,13 +279,6 @@ def roll_out(
         assert completion.hidden is not None, "hidden states were requested"
         dense = read(model, [*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
         hidden_TC = torch.tensor(completion.hidden[1:], device=model.device).to(model.dtype)
-        measured = _compare(
-            model,
-            dense,
-            hidden_TC,
-            len(completion.prompt_ids),
-            number=job.prompt.number,
-            sample=output.sample,
-            temperature=job.params.temperature,
-        )
-        yield job, measured
+        start, temperature = len(completion.prompt_ids), job.params.temperature
+        compared = _compare(model, dense, hidden_TC, start, temperature)
+        yield job, MeasuredSequence(prompt=job.prompt.number, sample=output.sample, **compared)

@@ -17,16 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from sparrow.files import (
-    Json,
-    add_line_digest,
-    check_regular,
-    explain_full_disk,
-    open_append,
-    parse_line,
-    refuse_links,
-    sync,
-)
+from sparrow import files
 from sparrow.schema.base import Float32Array, Int32Array, R, Record, from_dict
 
 FILE = "measured.jsonl"
@@ -49,9 +40,9 @@ class Store:
         self.file = file
         self._places: dict[str, int] = {}  # where the line of a key begins
         file.parent.mkdir(parents=True, exist_ok=True)
-        refuse_links([file])
+        files.refuse_links([file])
         if file.exists():
-            check_regular(file, most=None)
+            files.check_regular(file, most=None)
             self._read()
 
     def _read(self) -> None:
@@ -65,9 +56,9 @@ class Store:
                 self._places.setdefault(_text(key), place)
                 place = lines.tell()
 
-    def _parsed(self, line: bytes, which: str) -> Json:
+    def _parsed(self, line: bytes, which: str) -> files.Json:
         try:
-            parsed = parse_line(line.decode())
+            parsed = files.parse_line(line.decode())
             if parsed.keys() != {"key", "figures"} or not isinstance(parsed["figures"], dict):
                 raise ValueError("not a measurement")
         except ValueError as error:
@@ -78,26 +69,28 @@ class Store:
         """The keys, in the order of their lines."""
         return map(json.loads, [*self._places])
 
-    def get(self, key: Key) -> Json | None:
+    def get(self, key: Key) -> files.Json | None:
         place = self._places.get(_text(key))
         if place is None:
             return None
         with self.file.open("rb") as lines:
             lines.seek(place)
-            figures: Json = self._parsed(lines.readline(MOST_LINE), _text(key))["figures"]
+            figures: files.Json = self._parsed(lines.readline(MOST_LINE), _text(key))["figures"]
             return figures
 
-    def put(self, key: Key, figures: Json) -> Json:
+    def put(self, key: Key, figures: files.Json) -> files.Json:
         """Store figures; existing ones are kept."""
         if _text(key) not in self._places:
-            line = add_line_digest(json.dumps({"key": dict(key), "figures": figures}))
+            line = files.add_line_digest(json.dumps({"key": dict(key), "figures": figures}))
             try:
-                with open_append(self.file) as file:
+                with files.open_append(self.file) as file:
                     place = file.tell()
                     file.write(f"{line}\n".encode())
-                    sync(file)
+                    files.sync(file)
             except OSError as error:
-                raise explain_full_disk(error, f"{self.file.name} in {self.file.parent}") from error
+                raise files.explain_full_disk(
+                    error, f"{self.file.name} in {self.file.parent}"
+                ) from error
             self._places[_text(key)] = place
         return figures
 
@@ -144,7 +137,7 @@ class TrajectoryKey(Record):
 class Trajectories:
     """The measured trajectories in a folder, of one model, set of prompts and configuration."""
 
-    def __init__(self, folder: str | Path, about: Json) -> None:
+    def __init__(self, folder: str | Path, about: files.Json) -> None:
         """Open or create a folder; one with other measurements is refused."""
         if (earlier := Path(folder) / EARLIER).exists():
             raise ValueError(f"{earlier} is of an earlier version: give another folder")
@@ -152,11 +145,12 @@ class Trajectories:
         self.file = self._store.file
         keys, about = [*self._store], json.loads(json.dumps(about))
         held = (self._store.get(ABOUT) or {}) if keys else self._store.put(ABOUT, about)
-        differ = [name for name in held | about if held.get(name) != about.get(name)]
-        if differ:
-            changes = "; ".join(
-                f"{name}: {held.get(name)}, now {about.get(name)}" for name in differ
-            )
+        changes = "; ".join(
+            f"{name}: {held.get(name)}, now {about.get(name)}"
+            for name in held | about
+            if held.get(name) != about.get(name)
+        )
+        if changes:
             raise ValueError(
                 f"{self.file} holds other measurements ({changes}): give another folder"
             )

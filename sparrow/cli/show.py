@@ -7,7 +7,7 @@ import json as jsons
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from inspect import signature
+from inspect import signature, unwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,7 +54,6 @@ from sparrow.schema.flow import FlowCheckConfig, FlowScoreConfig, FlowTextsConfi
 from sparrow.schema.surface import Surface
 
 Plots = Annotated[bool, "Also draw what is printed."]
-FEW = 5  # skipped rows that are listed
 GIB = 2**30
 SECTIONS = {
     "devices": ("cores", "gpus", "driver"),
@@ -159,12 +158,7 @@ def _show_files(
 
 def evaluate(config: EvalConfig, *, json: AsJson = False) -> None:
     with counting(f"loading {config.model}") as progress:
-        evaluation = api.evaluate(config, progress=progress, report=note)
-    too_long = [problem for cell in evaluation.cells for problem in cell.skipped]
-    for what, rows in (("cannot be used", evaluation.left_out), ("are too long", too_long)):
-        if rows:
-            listed = "; ".join(rows[:FEW]) + ("; ..." if rows[FEW:] else "")
-            note(f"{len(rows)} rows {what} and are left out: {listed}")
+        evaluation = api.evaluate(config, progress=progress, report=note, warn=note)
     _show_result(evaluation, [_accuracies(evaluation)], json)
 
 
@@ -278,7 +272,7 @@ def measured(name: str) -> Callable[..., None]:
         _show_result(result, [table(result)], json)
 
     show.__name__ = name
-    show.__annotations__["config"] = signature(measure).parameters["config"].annotation
+    show.__annotations__["config"] = signature(unwrap(measure)).parameters["config"].annotation
     return show
 
 

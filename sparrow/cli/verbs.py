@@ -65,7 +65,7 @@ class Verb(NamedTuple):
     def of(cls, show: Show) -> "Verb":
         """Make a verb of a function: a configuration, then options of the command line alone."""
         config, *extras = inspect.signature(show).parameters.values()
-        doc = show.__doc__ or getattr(api, show.__name__).__doc__
+        doc = show.__doc__ or inspect.unwrap(getattr(api, show.__name__)).__doc__
         options = tuple(map(_extra, extras))
         return cls(_name(show), config.annotation, show, doc, options)
 

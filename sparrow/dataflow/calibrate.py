@@ -138,7 +138,7 @@ def _surface(
     config: CalibrateConfig,
     calibration: Calibration,
 ) -> Surface:
-    results = calibration.found
+    results = calibration.findings
     measured: dict[str, Any] = {name: tuple(getattr(results, name)) for name in MEASURED}
     dtype = str(model.dtype).removeprefix("torch.")
     return Surface(

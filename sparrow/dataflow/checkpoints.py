@@ -167,8 +167,9 @@ class Checkpoints:
             raise ValueError(f"{self.folder} has no checkpoint of step {step}; it has: {known}")
         if identity is not None:
             self._refuse_other(step, identity)
+        files = _meta(place, step).files
         try:
-            for name, about in _meta(place, step).files.items():
+            for name, about in files.items():
                 if name in FILES and file_digest(place / name) != about.sha256:
                     raise ValueError(f"the digest of {name} does not match")
             return read_state(place)
@@ -272,9 +273,7 @@ def read_state(folder: Path) -> State:
     try:
         state = _value(parse_json((folder / STRUCTURE).read_text(encoding="utf-8")), tensors)
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(
-            f"{folder / STRUCTURE} is damaged ({type(error).__name__}: {error})"
-        ) from error
+        raise ValueError(f"{folder / STRUCTURE}: {type(error).__name__}: {error}") from error
     if not isinstance(state, dict):
         raise ValueError(f"{folder / STRUCTURE}: expected a dict, got {type(state).__name__}")
     return state
@@ -351,4 +350,4 @@ def _read_tensors(path: Path) -> Tensors:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} is damaged ({error})") from error
+        raise ValueError(f"{path}: {error}") from error

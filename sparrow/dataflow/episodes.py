@@ -16,7 +16,7 @@ nothing of what happens inside, so tools and multi-turn agents need no other loo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -30,6 +30,7 @@ from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.tasks.base import Example, Judge, Message, Verdict, keyed_random
+from sparrow.tasks.judging import parse_verdict
 from sparrow.training.objectives.advantages import overlong_penalty
 from sparrow.training.objectives.algorithms import Algorithm
 
@@ -103,6 +104,8 @@ class Actor:
         watched: by default what the loop asks for in the first call, and none later, where an
         episode passes 1 for trajectories that are to be measured to their end.
         """
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         limit = min(self.room(prompt), max_tokens or self.params.max_tokens)
         if limit < 1:
             raise ValueError(
@@ -181,9 +184,14 @@ class Conversation:
         self.ids = [*reply.prompt_ids.tolist(), *reply.token_ids.tolist()]
         return self.actor.decode(reply.token_ids.tolist())
 
-    def trajectory(self, verdict: Verdict) -> Trajectory:
-        """Return all turns with their reward; only sampled tokens are learnt from."""
-        return build_trajectory(self.example.id, self.replies, verdict, self.text)
+    def trajectory(self, verdict: Verdict | float | Mapping[str, Any]) -> Trajectory:
+        """Return all turns with their reward; only sampled tokens are learnt from.
+
+        verdict: of `actor.judge`, or whatever a reward function may return.
+        """
+        if not self.replies:
+            raise ValueError(f"{self.example.id}: a conversation without a reply is no trajectory")
+        return build_trajectory(self.example.id, self.replies, parse_verdict(verdict), self.text)
 
 
 Episode = Callable[[Actor, Example], Awaitable[list[Trajectory]]]

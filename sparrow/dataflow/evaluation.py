@@ -24,6 +24,7 @@ from sparrow.dataflow.language import Language
 from sparrow.dataflow.run_files import CHECKPOINTS
 from sparrow.engine.answer import resolve_schedule
 from sparrow.engine.pool import PAGE
+from sparrow.files import expanded
 from sparrow.models import Decoder, load
 from sparrow.schema.common import AttentionConfig
 from sparrow.schema.evaluation import (
@@ -35,23 +36,25 @@ from sparrow.schema.evaluation import (
     PassAt,
     Reason,
 )
-from sparrow.schema.loading import read_resolved
+from sparrow.schema.loading import RESOLVED, read_resolved
+from sparrow.schema.run_folder import MODEL
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.train import RowsConfig, TrainConfig
+from sparrow.schema.train import RowsConfig, TrainConfig, names_code
 from sparrow.schema.types import Report
-from sparrow.sparse.flows.loading import load_flow
 from sparrow.sparse.rule import Rule
 from sparrow.stats import attempts, mean_at_k, pass_at_k
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.base import Example, Examples, Judge, Verdict, wrong
-from sparrow.tasks.choosing import open_judge, open_rows
+from sparrow.tasks.base import Example, Examples, FailedVerdict, Judge, Verdict
+from sparrow.tasks.choosing import is_task, open_judge, open_rows
+from sparrow.tasks.judging import Unjudged
 from sparrow.tasks.rows import FileRows
 
 LENGTHS = (200, 500, 1000)  # of puzzles, by default
 GYM_TOKENS = 512  # of an answer to reasoning-gym
 ROOM = 2.5  # longest answer to a puzzle, as a multiple of its length
 OnAnswer = Callable[[], None]
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,31 +151,88 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
     A part for each task and length, or for each data_source of a file. `judges` closes the judges.
     """
     if config.rows is not None:
-        chosen = RowsConfig(
-            rows=config.rows, columns=config.columns, reward=config.reward, shuffle=False
-        )
-        rows = open_rows(chosen, seed=0)
-        judge = judges.enter_context(closing(open_judge(chosen, rows)))
+        given = {name: getattr(config, name) for name in ("rows", "columns", "reward")}
         tokens = config.max_tokens or FILE_TOKENS
-        parts = Part.of(rows, judge, first=config.skip, count=config.prompts, max_tokens=tokens)
-        return parts, rows.problems
-    parts = []
+        part = {"first": config.skip, "count": config.prompts, "max_tokens": tokens}
+        return _open([(RowsConfig(shuffle=False, **given), part)], judges)
+    chosen: list[tuple[RowsConfig, Json]] = []
     for task in dict.fromkeys(config.task or PUZZLES):
         usual, room = (LENGTHS, ROOM) if task in PUZZLES else ((GYM_TOKENS,), 1.0)
-        lengths = list(dict.fromkeys(config.length or usual))
-        settings = [RowsConfig(task=task, length=length, first=0) for length in lengths]
-        first = open_rows(settings[0], seed=0)
-        judge = judges.enter_context(closing(open_judge(settings[0], first)))
-        for length, chosen in zip(lengths, settings, strict=True):
-            parts += Part.of(
-                open_rows(chosen, seed=0),
-                judge,
-                first=config.skip,
-                count=config.prompts or ROWS,
-                length=length,
-                max_tokens=config.max_tokens or round(length * room),
-            )
-    return parts, ()
+        for length in dict.fromkeys(config.length or usual):
+            tokens = config.max_tokens or round(length * room)
+            part = {"first": config.skip, "count": config.prompts or ROWS, "max_tokens": tokens}
+            rows = RowsConfig(task=task, length=length, first=0)
+            chosen.append((rows, {**part, "length": length}))
+    return _open(chosen, judges)
+
+
+def open_validation(
+    run: TrainConfig, judges: ExitStack, **changes: int | None
+) -> tuple[list[Part], tuple[str, ...]]:
+    """Open the held-out rows of a run: those of `validation`, then a part for each of its sets.
+
+    changes: of the first row, the count and max_tokens, in place of the run's. Otherwise as
+    `open_parts`.
+    """
+    held = run.validation
+    part = {"first": held.first, "count": held.prompts, "max_tokens": run.rollout.max_tokens}
+    part |= {name: value for name, value in changes.items() if value}
+    return _open([(rows, {**part, "name": name}) for name, rows in held_out(run).items()], judges)
+
+
+def held_out(run: TrainConfig) -> dict[str, RowsConfig]:
+    """Return settings of held-out rows by set: a task from its first seed on, or a file in order.
+
+    Rows that are trained on say little: they are chosen only where there are no others.
+    """
+    held, data, chosen = run.validation, run.data, dict[str, RowsConfig]()
+    own = held.rows or data.task or ("" if held.sets else data.rows)
+    for name, place in {**({"": own} if own else {}), **held.sets}.items():
+        changes: Json = {"rows": place, "task": None, "columns": held.columns or data.columns}
+        if is_task(place):
+            changes = {"rows": None, "task": place, "first": 0, "prompts": None, "reward": None}
+        chosen[name] = data.model_copy(update={"shuffle": False, **changes})
+    return chosen
+
+
+def open_run_rows(
+    run: TrainConfig, config: EvalConfig, judges: ExitStack, report: Report
+) -> tuple[list[Part], tuple[str, ...]]:
+    """Open the held-out rows of a run to evaluate, and report which they are.
+
+    The run may be somebody else's: ValueError if its rows need a reward that names code.
+    """
+    chosen = held_out(run).values()
+    if code := [rows.reward for rows in chosen if names_code(rows.reward or "")]:
+        raise ValueError(
+            f"{config.model}: the rows of the run are judged by {code[0]!r}, and code that a "
+            "folder names is not run: pass --rows FILE --reward module:function"
+        )
+    names = ", ".join(rows.rows or rows.task or "" for rows in chosen)
+    seen = " (trained on)" if run.data.rows == names else ""
+    report(f"rows of the run{seen}: {names}; others by --task or --rows")
+    changes = {"first": config.skip, "count": config.prompts, "max_tokens": config.max_tokens}
+    return open_validation(run, judges, **changes)
+
+
+def find_run(model: str) -> TrainConfig | None:
+    """Return the settings of a run by its folder or by the model in it; None: of no run."""
+    folder = expanded(model)
+    folder = folder.parent if folder.name == MODEL else folder
+    return read_resolved(TrainConfig, folder) if (folder / RESOLVED).is_file() else None
+
+
+def _open(
+    chosen: Sequence[tuple[RowsConfig, Json]], judges: ExitStack
+) -> tuple[list[Part], tuple[str, ...]]:
+    """Open rows, each with the arguments of `Part.of`."""
+    parts, problems = list[Part](), list[str]()
+    for settings, part in chosen:
+        rows = open_rows(settings, seed=0)
+        judge = judges.enter_context(closing(open_judge(settings, rows)))
+        parts += Part.of(rows, judge, **part)
+        problems += rows.problems
+    return parts, tuple(problems)
 
 
 # The model and its attention.
@@ -182,10 +242,12 @@ def load_policy(
     run: Path, checkpoint: int | str, *, dtype: str, device: str, report: Report | None = None
 ) -> Decoder:
     """Load the policy of a run from a checkpoint, a step or latest, also while it runs."""
+    if not (run / CHECKPOINTS).is_dir():
+        raise ValueError(f"{run}: expected the folder of a run with checkpoints; this has none")
     checkpoints = Checkpoints(run / CHECKPOINTS, 1)
     step = checkpoints.latest() if isinstance(checkpoint, str) else checkpoint
     if step is None:
-        raise ValueError(f"{run} has no checkpoint yet")
+        raise ValueError(f"{run} has no complete checkpoint yet")
     state = checkpoints.load(step)
     name = read_resolved(TrainConfig, run).model.name
     model = load(name, dtype=dtype, device=device, report=report)
@@ -205,20 +267,12 @@ def open_engine(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Sche
     no selection. Both are for all layers. schedule: a file or preset, refused if it is for another
     model unless forced. None of them: dense.
     """
-    several = [name for name in ("budget", "window", "schedule") if getattr(config, name)]
-    if len(several) > 1:
-        raise ValueError(f"expected one of budget, window and schedule, got {several}")
-    if config.flow is not None and several not in (["budget"], ["schedule"]):
-        raise ValueError(f"flow {config.flow!r} needs a budget or a schedule")
-    flow_name = None if config.budget else config.flow
-    attention = AttentionConfig(schedule=config.schedule, flow=flow_name, force=config.force)
+    names = ("budget", "schedule", "flow", "force")
+    attention = AttentionConfig(**{name: getattr(config, name) for name in names})
     schedule, flow = resolve_schedule(attention, model.spec.family)
     if config.window is not None:
         kept = {"first": 0, "last": config.window // PAGE, "dense_layers": ()}
         schedule = Schedule.fixed(config.window, **kept, name=f"window-{config.window}")
-    elif config.budget is not None:
-        flow = load_flow(config.flow or "block_mean")
-        schedule = Schedule.fixed(config.budget, flow=flow.name)
     rule = None if schedule is None else Rule.like(schedule, flow)
     return open_backend(model, rule), schedule
 
@@ -250,7 +304,8 @@ def evaluate(
 
     An answer has at most params.max_tokens, less if its row or the context allow less. Row i has
     the seed params.seed + i. `on_answer` is called after each verdict. Rows whose prompts leave no
-    room for an answer are reported; a part without other rows is an error.
+    room for an answer are reported; a part without other rows is an error. Unjudged if every
+    verdict failed.
     """
     questions, skipped = _questions(backend.max_context, parts, language, params)
 
@@ -258,6 +313,9 @@ def evaluate(
     judged = run_coroutine(_answers(backend, questions, parts, language, schedule, on_answer))
     for question, answered in zip(questions, judged, strict=True):
         answers[question.part] += answered
+    verdicts = [answer.verdict for answered in answers for answer in answered]
+    if all(isinstance(verdict, FailedVerdict) for verdict in verdicts):
+        raise Unjudged(f"every verdict of the evaluation failed: {verdicts[0].reason}")
     evaluation = Evaluation(
         model=model,
         attention="dense" if schedule is None else schedule.describe(),
@@ -284,7 +342,7 @@ async def _answers(
     async def judged(question: Question, completion: Completion) -> Answered:
         text = language.decode(completion.token_ids.tolist())
         if completion.error is not None:
-            verdict = wrong(completion.error)
+            verdict: Verdict = FailedVerdict(0.0, 0.0, completion.error)
         else:
             verdict = await parts[question.part].judge(question.example, text)
         if on_answer is not None:
@@ -337,7 +395,9 @@ def summarise(
     completions = [answer.completion for answer in answers]
     lengths = [len(completion.token_ids) for completion in completions]
     entropies = [c.entropies for c in completions if c.entropies is not None]
-    reasons = Counter(answer.verdict.reason for answer in answers).most_common()
+    verdicts = [answer.verdict for answer in answers]
+    reasons = Counter(verdict.reason for verdict in verdicts).most_common()
+    faults = [verdict.reason for verdict in verdicts if isinstance(verdict, FailedVerdict)]
     return EvaluationCell(
         source=source,
         length=length,
@@ -353,4 +413,6 @@ def summarise(
         **{name: outcomes[name] / len(answers) for name in ("right", "cut_off", "wrong")},
         reasons=tuple(Reason(text=text, count=count) for text, count in reasons),
         skipped=tuple(skipped),
+        failed=len(faults),
+        fault=faults[0] if faults else "",
     )

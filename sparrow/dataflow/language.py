@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparrow.engine.language import Language as Language
-from sparrow.models import Decoder, load_tokenizer
+from sparrow.models import Decoder
 from sparrow.schema.common import ChatConfig
 from sparrow.tasks.base import EOS, IDS, WORDS, decode, encode
 
@@ -30,18 +30,11 @@ def load_language(
     """Return the language of a model; models with the puzzle vocabulary read puzzles by words."""
     if puzzles and model.spec.vocabulary == len(WORDS):
         return Language(_PuzzleTokenizer(), PUZZLE_LANGUAGE.model, chat or ChatConfig())
-    return Language(load_model_tokenizer(model), str(model.source), chat or ChatConfig())
-
-
-def load_model_tokenizer(model: Decoder) -> Any:
-    """Load the tokenizer of a model."""
-    if model.source is None:
-        raise ValueError("a model without a source has no tokenizer: give prompts as token ids")
-    return load_tokenizer(model.source)
+    return Language.load(model, chat)
 
 
 def speaks_puzzles(model: Decoder) -> bool:
     """Whether the vocabulary of a model is that of the puzzles."""
     if model.source is None or model.spec.vocabulary != len(WORDS):
         return False
-    return load_model_tokenizer(model).get_vocab() == IDS
+    return Language.load(model).tokenizer.get_vocab() == IDS

@@ -36,6 +36,7 @@ from sparrow.models.spec import CONFIG, SHAPES, ModelSpec, read_json, spec_from_
 from sparrow.schema.base import Record
 from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.schema.train import TrainConfig
+from sparrow.sparse.budgets import check_fit
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import WORDS
@@ -162,6 +163,7 @@ class _Planner:
         self.schedule, flow = resolve_schedule(self.rollout.attention, self.spec.family)
         self.field_bytes = 0  # that the schedule's flow stores per page and KV head
         if self.schedule is not None:
+            check_fit(self.schedule, layers=self.spec.layers, kv_heads=self.spec.kv_heads)
             rule = Rule.of(self.schedule, flow)
             fields = rule.fields(page=PAGE, head_size=self.spec.head_size, dtype=self.dtype)
             self.field_bytes = ops.page_bytes(fields, layers=1, kv_heads=1)

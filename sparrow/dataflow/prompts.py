@@ -14,7 +14,7 @@ from sparrow.calibration.calibration import Mode
 from sparrow.calibration.flows.score import samples
 from sparrow.calibration.flows.texts import Text
 from sparrow.calibration.replay import Prompt
-from sparrow.dataflow.language import load_language, load_model_tokenizer
+from sparrow.dataflow.language import load_language
 from sparrow.models import Decoder
 from sparrow.schema.common import ChatConfig, ColumnsConfig
 from sparrow.tasks import PUZZLES
@@ -91,7 +91,7 @@ def of_rows(
 
 def of_texts(model: Decoder, texts: Sequence[Text], *, tokens: int, start: int = 1) -> PromptSet:
     """Prompts of the first tokens of long texts, which are teacher-forced."""
-    encoded = samples(load_model_tokenizer(model), texts, tokens)
+    encoded = samples(load_language(model).tokenizer, texts, tokens)
     names = f": {', '.join(text.name for text in encoded)}" if len(encoded) < FEW else ""
     prompts = [
         Prompt(number=number, name=text.name, ids=tuple(text.ids), start=start)

@@ -232,15 +232,15 @@ def lines_by_step(path: Path) -> list[tuple[int, str]]:
         check_regular(path)
         text = path.read_bytes().decode(errors="replace")
     *lines, unfinished = text.split("\n")
+    if lines and not unfinished and _is_torn(lines[-1]):
+        lines.pop()
     numbered: list[tuple[int, str]] = []
     for number, line in enumerate(lines, 1):
         try:
             numbered.append((_step(line), f"{line}\n"))
         except ValueError as error:
-            last = number == len(lines) and not unfinished
-            if not (last and _is_torn(line)):
-                where = f"{path}, line {number}"
-                raise ValueError(f"{where}: got {line[:80]!r}: {error}") from error
+            where = f"{path}, line {number}"
+            raise ValueError(f"{where}: got {line[:80]!r}: {error}") from error
     return numbered
 
 
@@ -285,8 +285,9 @@ def write_rollouts(folder: Path, step: int, groups: Sequence[Group]) -> Path:
     return path
 
 
-def read_rollouts(folder: Path, step: int) -> list[Group]:
+def read_rollouts(folder: str | Path, step: int) -> list[Group]:
     """Read the groups of a step, without hidden states. Needs no lock."""
+    folder = Path(folder)
     path = rollouts_file(folder, step)
     if not path.exists():
         known = ", ".join(map(str, rollout_steps(folder))) or "none"

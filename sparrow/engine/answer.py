@@ -24,7 +24,7 @@ from sparrow.schema.schedule import Schedule
 from sparrow.sparse import named_schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.loading import resolve_flow
+from sparrow.sparse.flows.loading import load_flow, resolve_flow
 from sparrow.sparse.rule import Rule
 
 COMPLETIONS = "completions.jsonl"
@@ -88,7 +88,7 @@ def answer(
     folder, name, sampling = config.run.out, config.model.name, config.sampling
     if folder is not None and (folder / COMPLETIONS).exists():
         raise ValueError(f"{folder / COMPLETIONS} exists; choose another run directory")
-    schedule_of(config.attention)  # reports errors before the model is loaded
+    load_schedule(config.attention)  # reports errors before the model is loaded
     place: dict[str, Any] = {"dtype": config.model.dtype, "device": config.model.device}
     model = load(name, **place, report=report) if loaded is None else loaded
     language = Language(load_tokenizer(model.source or name), name, config.chat)
@@ -96,9 +96,8 @@ def answer(
     if folder is not None:
         save_resolved(config, folder)
     report(
-        f"{name} ({provenance(model)}) | {describe_model(model)} | "
-        f"attention: {'dense' if schedule is None else schedule.describe()} | "
-        f"{describe_ops(model)}"
+        f"{name} ({provenance(model)}) | {describe_model(model)} | attention: "
+        f"{'dense' if schedule is None else schedule.describe()} | {describe_ops(model)}"
     )
     chats = [config.messages] if config.messages else config.prompts
     prompts = [language.encode(prompt, raw=config.raw) for prompt in chats]
@@ -164,21 +163,27 @@ class _Stream:
         self.window[row], self.held[row] = self.held[row], []
 
 
-def schedule_of(attention: AttentionConfig) -> Schedule | None:
-    """Return the schedule of a configuration: a budget, a preset or a file; None: dense."""
-    if attention.dense:
-        return None
-    if attention.budget is not None:
-        return Schedule.fixed(attention.budget)
-    return None if attention.schedule is None else named_schedule(attention.schedule)
+def load_schedule(attention: AttentionConfig) -> tuple[Schedule | None, Flow]:
+    """Return the schedule of a configuration (a budget, a preset or a file) with its flow.
+
+    None: dense.
+    """
+    if attention.dense or (attention.budget is None and attention.schedule is None):
+        return None, block_mean
+    if attention.schedule is not None:
+        schedule = named_schedule(attention.schedule)
+        return schedule, resolve_flow(schedule, attention.flow, force=attention.force)
+    assert attention.budget is not None
+    flow = load_flow(attention.flow or "block_mean")
+    own = {} if flow is block_mean else {"flow": flow.name, "flow_digest": flow.digest}
+    return Schedule.fixed(attention.budget, **own), flow
 
 
 def resolve_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule | None, Flow]:
     """Return the schedule of a configuration with its flow, checked for this model family."""
-    schedule = schedule_of(attention)
+    schedule, flow = load_schedule(attention)
     if schedule is None:
-        return None, block_mean
-    flow = resolve_flow(schedule, attention.flow, force=attention.force)
+        return None, flow
     if attention.force:
         place = {"flow": flow.name, "flow_digest": flow.digest, "page": PAGE}
         schedule = schedule.forced_onto(family=family, **place)

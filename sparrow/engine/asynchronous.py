@@ -136,7 +136,7 @@ class AsyncEngine:
         try:
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # a thread starts on the first one
-            while self._serve_orders():
+            while self._run_commands():
                 for output in self._engine.step():
                     if (listener := self._listeners.get(output.request)) is not None:
                         self._deliver(listener, output)
@@ -145,7 +145,7 @@ class AsyncEngine:
         finally:
             self._close()
 
-    def _serve_orders(self) -> bool:
+    def _run_commands(self) -> bool:
         """Run queued commands until there is a step to run; False when the engine closes."""
         while self._engine.idle or self._engine.asleep or not self._commands.empty():
             command = self._commands.get()

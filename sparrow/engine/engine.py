@@ -10,12 +10,13 @@ scheduler planned; on a GPU its results are read one step late, while the next o
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
 
 from sparrow import ops
+from sparrow.engine.language import Language
 from sparrow.engine.loop import Loop, Output
 from sparrow.engine.memory import allocate, host_memory
 from sparrow.engine.pool import PAGE
@@ -23,9 +24,8 @@ from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner, without_kernel
 from sparrow.engine.scheduler import Reuse, Scheduler, SchedulerPolicy
 from sparrow.engine.weights import Items, Stay, WeightStore
-from sparrow.models import Decoder, load_tokenizer
+from sparrow.models import Decoder
 from sparrow.models.lora import Adapter, AdapterBank
-from sparrow.models.tokenizer import encode_text
 from sparrow.schema.sampling import (
     Completion,
     OutputOptions,
@@ -137,11 +137,9 @@ class Engine:
         del self.runner, self.pool, self._drafts
 
     @cached_property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the model's folder, for prompts that are text."""
-        if self.model.source is None:
-            raise TypeError("a prompt is text, but the model has no tokenizer: give token ids")
-        return load_tokenizer(self.model.source)
+    def language(self) -> Language:
+        """The language of the model, for prompts that are text."""
+        return Language.load(self.model)
 
     # Requests.
 
@@ -166,8 +164,7 @@ class Engine:
         """
         decode = None
         if isinstance(prompt, str):
-            decode = partial(self.tokenizer.decode, skip_special_tokens=True)
-            prompt = encode_text(self.tokenizer, prompt)
+            decode, prompt = self.language.decode, self.language.encode(prompt, raw=True)
         request = Request(
             id=next(self._ids),
             prompt=prompt.tolist() if hasattr(prompt, "tolist") else list(prompt),
@@ -359,12 +356,9 @@ class Engine:
             self.loop.abandon(ids)
             raise
         self.loop.outputs = [output for output in outputs if output.request not in ids]
-        done = {
-            (output.request, output.sample): output.completion
-            for output in outputs
-            if output.request in ids and output.completion is not None
-        }
-        return [done[key] for key in sorted(done)]
+        own = [output for output in outputs if output.request in ids]  # one for each sample
+        own.sort(key=lambda output: (output.request, output.sample))
+        return [output.completion for output in own if output.completion is not None]
 
     # Weights and adapters.
 
@@ -388,22 +382,25 @@ class Engine:
             raise ValueError(f"version must be a whole number below 2**31, got {version!r}")
         if version < self.version or (version == self.version and self._weights.present):
             raise ValueError(f"version {version} is not newer than the engine's {self.version}")
-        _check_in_flight(in_flight)
-        self._require_awake()
-        self.loop.drain()
+        self._pause(in_flight)
         self._weights.write(items, have=self.version, base=base_version)
         self.version = version
         self.pool.forget()
         for request in self.loop.requests.values():
             self.scheduler.renew(request, restart=in_flight == "restart")
 
+    def _pause(self, in_flight: InFlight) -> None:
+        """Read everything that was launched, before weights or adapters change."""
+        if in_flight not in get_args(InFlight):
+            raise ValueError(f"in_flight must be one of {get_args(InFlight)}, got {in_flight!r}")
+        self._require_awake()
+        self.loop.drain()
+
     def load_adapter(
         self, name: str, adapter: Adapter, *, in_flight: InFlight = "continue"
     ) -> None:
         """Load an adapter under a name, or replace the one of that name, between steps."""
-        _check_in_flight(in_flight)
-        self._require_awake()
-        self.loop.drain()
+        self._pause(in_flight)
         slot = self._adapters.put(name, adapter)
         users = [request for request in self.loop.requests.values() if request.adapter == name]
         for request in users:
@@ -479,8 +476,3 @@ def describe_ops(model: Decoder) -> str:
     """Name the ops that have optimised kernels for a model on its device, for headers."""
     fast = ops.versions(model.device.type, model.dtype, model.spec.head_size)
     return f"optimised kernels: {', '.join(sorted(fast)) or 'none'}"
-
-
-def _check_in_flight(in_flight: str) -> None:
-    if in_flight not in get_args(InFlight):
-        raise ValueError(f"in_flight must be one of {get_args(InFlight)}, got {in_flight!r}")

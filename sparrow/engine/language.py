@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
+from sparrow.models import Decoder, load_tokenizer
 from sparrow.models.tokenizer import library_errors
 from sparrow.schema.common import ChatConfig
 
@@ -21,6 +22,13 @@ class Language:
     tokenizer: Any
     model: str
     chat: ChatConfig = field(default_factory=ChatConfig)
+
+    @classmethod
+    def load(cls, model: Decoder, chat: ChatConfig | None = None) -> Self:
+        """Load the language of a model; TypeError if it is of no folder, so has no tokenizer."""
+        if model.source is None:
+            raise TypeError("a model without a source has no tokenizer: give prompts as token ids")
+        return cls(load_tokenizer(model.source), str(model.source), chat or ChatConfig())
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
         """Encode a prompt up to where the answer begins.
@@ -101,9 +109,8 @@ class Language:
             if type(error.__cause__) is not Exception:  # tokenizers raise that for unknown words
                 raise
             vocabulary = self.tokenizer.get_vocab()
-            unknown = [word for word in text.split() if word not in vocabulary]
+            unknown = [repr(word) for word in text.split() if word not in vocabulary]
             raise ValueError(
-                f"{self.model} has no tokens for {', '.join(map(repr, unknown[:5]))} "
-                f"({error.__cause__}); the shipped models read puzzles only, such as: sparrow "
-                "puzzle assignments"
+                f"{self.model} has no tokens for {', '.join(unknown[:5])} ({error.__cause__}); the "
+                "shipped models read puzzles only, such as: sparrow puzzle assignments"
             ) from error

@@ -86,6 +86,7 @@ class Loop:
         return outputs
 
     def _run(self, runner: Runner, version: int) -> Work:
+        """Plan and launch a step, then read it; on a GPU, read the step before it."""
         work = self.scheduler.plan()
         launched = _launch(work, runner, version)
         if self.one_step_late:
@@ -106,6 +107,7 @@ class Loop:
             self._broken = False
 
     def _read(self, launched: Iterable[Delivery]) -> None:
+        """Wait for what was drawn, add it to its samples, and end those that are complete."""
         for delivery in launched:
             for sample, tokens in delivery.read():
                 if sample.finish is not None:
@@ -114,6 +116,7 @@ class Loop:
                     self._emit(sample, tokens, None)
 
     def _end(self, sample: Sample, tokens: list[int]) -> None:
+        """Release what an ended sample holds, and emit its last tokens and its completion."""
         if not self._broken:  # else nothing of what the scheduler holds can be trusted
             self.scheduler.retire(sample)
         self._emit(sample, tokens, sample.completion(self.spec, self.rule))

@@ -70,9 +70,8 @@ def allocate(
         raise ValueError(f"kv_bytes={kv_bytes} is more than {device} has left, {_gib(there)}")
     if pages * PAGE < max_context:
         raise ValueError(
-            f"the model does not fit with one sequence of {max_context} tokens on {device}: "
-            f"{plan.describe()}; {_gib(max(0, free))} are left for KV. Give a smaller max_context, "
-            "more memory (kv_bytes), or a smaller model"
+            f"the model does not fit with one sequence of {max_context} tokens on {device}: lower "
+            f"max_context or raise kv_bytes ({plan.describe()}; {_gib(max(0, free))} left for KV)"
         )
     cache = page_cache(model, rule, pages=pages, slots=max_running + 1, width=width)
     rows = Rows(max_running, width, device)

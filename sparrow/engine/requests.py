@@ -45,7 +45,7 @@ class ScheduleHistory:
         self._starts: list[tuple[int, Schedule | None]] = [(0, schedule)]
 
     def change(self, drawn: int, schedule: Schedule | None) -> None:
-        """Another schedule from the next token on, after this many.
+        """Record that another schedule decodes from the next token on, after `drawn` tokens.
 
         The first token comes from the prompt: until a second is drawn nothing has been decoded.
         """
@@ -58,7 +58,10 @@ class ScheduleHistory:
             self._starts.append((drawn, schedule))
 
     def describe(self, prompt: int, tokens: int) -> str:
-        """All that ran for a prompt and an answer of these lengths, and the length it began at."""
+        """Describe the schedules that ran, each with the length it began at.
+
+        prompt, tokens: lengths of the prompt and of the answer.
+        """
         ran = [
             ("" if not start else f"; from length {prompt + start}: ")
             + ("dense" if schedule is None else schedule.describe())

@@ -143,6 +143,7 @@ class Delivery:
         return due
 
     def _hand_extras(self, index: int, sample: Sample) -> None:
+        """Add the hidden state and the most likely tokens of a draw to its sample."""
         options = sample.request.options
         if options.hidden_states and self._hidden_BC is not None:
             sample.hidden.append(self._hidden_BC[index].numpy().copy())

@@ -120,6 +120,7 @@ class Scheduler:
         return work
 
     def _plan(self) -> Work:
+        """Decode resident samples, then resume swapped ones, then start prompts."""
         work = Work()
         self._plan_decode(work)
         tokens = self._bring_back(work, self.policy.chunk)
@@ -226,6 +227,7 @@ class Scheduler:
             self.waiting = deque(sorted((*self.waiting, request), key=lambda waiting: waiting.id))
 
     def _swap_out(self, sample: Sample) -> None:
+        """Copy the pages of a resident sample to host memory."""
         held = sum(copy.nbytes for out in self.returning for copy in (out.swapped or {}).values())
         pages = sample.context.pages[: pages_for(sample.context.computed, self.pool.page)]
         size = self.cache.bytes // self.pool.pages * len(pages)
@@ -265,6 +267,7 @@ class Scheduler:
         return tokens
 
     def _swap_in(self, sample: Sample) -> bool:
+        """Copy a sample's pages back; False if there is no room for them."""
         count = pages_for(sample.context.computed, self.pool.page)
         if self.pool.available < pages_for(sample.length, self.pool.page) + self._reserve():
             return False
@@ -282,6 +285,7 @@ class Scheduler:
     # Prompts.
 
     def _start_prompts(self, work: Work, tokens: int) -> None:
+        """Compute waiting prompts and start their samples, oldest first, as room allows."""
         for request in list(self.waiting):
             if not self.rows.free or tokens <= 0:
                 break

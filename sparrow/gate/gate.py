@@ -109,7 +109,8 @@ class BinWindow:
     @classmethod
     def restore(cls, state: dict[str, Any]) -> "BinWindow":
         """Inverse of `state`."""
-        samples = [BinSample(*place, _unpacked(text)) for *place, text in state["samples"]]
+        stored = state["samples"]
+        samples = [BinSample(step, prompt, _unpacked(text)) for step, prompt, text in stored]
         sums = [RatioSum(*item) for item in state["sums"]]
         return cls(**(state | {"samples": samples, "sums": sums}))
 

@@ -9,6 +9,7 @@ from sparrow.files import SUMS, file_digest, has_sums
 from sparrow.models.decoder import Decoder
 from sparrow.models.fetch import fetch, known
 from sparrow.models.spec import CONFIG
+from sparrow.schema.run_folder import MODEL
 
 SHIPPED = Path(__file__).parent / "shipped"
 # The sha256 of each shipped model's SHA256SUMS, which lists its card too: both are renewed with it.
@@ -22,7 +23,7 @@ _WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", SUMS)  # of
 def locate(
     path_or_name: str | os.PathLike[str], *, report: Callable[[str], None] | None = None
 ) -> Path:
-    """The folder of a model, fetched or downloaded where need be.
+    """The folder of a model, fetched or downloaded where need be; of a run, that of its model.
 
     The name of a shipped model is that model, whatever the current directory holds: ./tiny is a
     folder of that name.
@@ -34,7 +35,8 @@ def locate(
     if name in shipped():
         return _checked_folder(SHIPPED / name)
     if folder.is_dir():
-        return _checked_folder(folder.resolve())
+        ended_run = not (folder / CONFIG).exists() and (folder / MODEL / CONFIG).is_file()
+        return _checked_folder((folder / MODEL if ended_run else folder).resolve())
     if name in known():
         folder = fetch(name, report=report)
         if not (folder / CONFIG).is_file():
@@ -88,7 +90,10 @@ def _is_snapshot(folder: Path) -> bool:
 
 def _checked_folder(folder: Path) -> Path:
     if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder / CONFIG}: no such file; is this a Hugging Face folder?")
+        raise ValueError(
+            f"{folder} is neither a Hugging Face folder (no {CONFIG}) nor a run that has ended (no "
+            f"{MODEL}/{CONFIG}); a run that goes on: sparrow eval {folder} --checkpoint latest"
+        )
     if _is_shipped(folder):
         sums = folder / SUMS
         if not sums.is_file() or file_digest(sums) != PINNED.get(folder.name):

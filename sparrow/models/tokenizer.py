@@ -81,12 +81,6 @@ def tokenizer_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text as it is, without a chat template."""
-    with library_errors("the tokenizer cannot encode the prompt"):
-        return list(tokenizer.encode(text, verbose=False))
-
-
 @contextmanager
 def library_errors(problem: str) -> Iterator[None]:
     """Turn any exception of a library into a ValueError that begins with `problem`.

@@ -25,7 +25,7 @@ Choice = Literal["fastest", "reference", "compiled"]
 
 PACKAGES = {"cpu": "sparrow.ops.cpu", "cuda": "sparrow.ops.kernels"}
 # Device type -> op -> the module that has a function of the op's name, `supports(op, *arguments)`
-# and `fits(op, dtype, head size)`.
+# and `supports_dtype(op, dtype, head size)`.
 OPTIMISED = {
     "cpu": {
         "attend_decode": "attention",
@@ -93,7 +93,7 @@ def versions(device: str, dtype: torch.dtype, head_size: int) -> dict[str, str]:
     return {
         op: module.__name__
         for op, module in modules.items()
-        if module is not None and module.fits(op, dtype, head_size)
+        if module is not None and module.supports_dtype(op, dtype, head_size)
     }
 
 
@@ -135,8 +135,8 @@ def op(*, gradients: bool = True, checked: bool = True) -> Callable[[Callable[P,
     return lambda definition: Op(definition, gradients=gradients, checked=checked)
 
 
-def joiner() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The fusing decorator of the chosen version: torch.compile, or the identity."""
+def compile_decorator() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return torch.compile under `using("compiled")`, otherwise the identity."""
     return _compiled if _choice.get() == "compiled" else lambda function: function
 
 

@@ -58,7 +58,10 @@ def main() -> NoReturn:
     namespace = setup["namespace"] and namespaces_work()
     prctl(CHILD_SUBREAPER, 1)
     prctl(PDEATHSIG, signal.SIGCONT)  # wakes a stopped supervisor when the parent ends
-    _send(control, {"isolation": "pid namespace" if namespace else "subreaper"})
+    try:
+        _send(control, {"isolation": "pid namespace" if namespace else "subreaper"})
+    except OSError:
+        os._exit(0)  # the parent has closed the connection
     worker = _start(setup, data, worker_output, namespace)
     data.close()
     os.close(worker_output)

@@ -8,29 +8,14 @@ import re
 from collections.abc import Sequence
 from statistics import median
 
-from sparrow.reporting.page import (
-    NOT_MEASURED,
-    Axis,
-    Bar,
-    BarGroup,
-    Bars,
-    Chart,
-    Item,
-    Line,
-    Point,
-    Remarks,
-    Section,
-    Table,
-    ramp,
-    target_levels,
-)
+from sparrow.reporting import page
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_folder import RunFolder
 from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface
 
-LENGTH = Axis(name="total length, tokens", low=0, form=".0f")
-ACCEPTANCE = Axis(name="p05 of acceptance", high=1, form=".2f")
+LENGTH = page.Axis(name="total length, tokens", low=0, form=".0f")
+ACCEPTANCE = page.Axis(name="p05 of acceptance", high=1, form=".2f")
 MOST_PANELS, MOST_LETTERS = 4, 100
 
 
@@ -42,14 +27,14 @@ def run_role(run: RunFolder) -> str:
 # Lines.
 
 
-def surface_lines(surface: Surface, variant: str) -> list[Line]:
+def surface_lines(surface: Surface, variant: str) -> list[page.Line]:
     """p05 of a variant by length, a line per budget; and of dense against dense."""
     cells = [cell for cell in surface.cells if cell.variant == variant]
     budgets, lines = sorted_budgets(cells), []
     for rank, budget in enumerate(budgets):
         name = "schedule" if budget is None else f"{budget} kept"
         row = [cell for cell in cells if cell.budget == budget]
-        lines.append(cells_line(row, name, ramp(rank, len(budgets))))
+        lines.append(cells_line(row, name, page.ramp(rank, len(budgets))))
     floor = surface.floor if cells else ()
     dense = [cells_line(floor, "dense", "quiet")] if floor else []
     return lines + dense
@@ -65,10 +50,10 @@ def bin_centre(cell: Cell) -> float:
     return (cell.start + cell.stop) / 2
 
 
-def cells_line(cells: Sequence[Cell], name: str, role: str) -> Line:
+def cells_line(cells: Sequence[Cell], name: str, role: str) -> page.Line:
     """p05 over the centres of bins, with its interval except on quiet lines."""
     ordered, quiet = sorted(cells, key=bin_centre), role == "quiet"
-    return Line(
+    return page.Line(
         name=name,
         points=[(bin_centre(cell), cell.p05) for cell in ordered],
         role=role,
@@ -77,14 +62,14 @@ def cells_line(cells: Sequence[Cell], name: str, role: str) -> Line:
     )
 
 
-def everything(end: float, name: str) -> Line:
+def everything(end: float, name: str) -> page.Line:
     """The diagonal: all tokens are kept."""
-    return Line(name=name, points=[(0, 0), (end, end)], role="quiet")
+    return page.Line(name=name, points=[(0, 0), (end, end)], role="quiet")
 
 
-def kept_points(starts: Sequence[int], budgets: Sequence[int | None], end: int) -> list[Point]:
+def kept_points(starts: Sequence[int], budgets: Sequence[int | None], end: int) -> list[page.Point]:
     """Kept tokens by length, up to an end; never more than there are."""
-    points: list[Point] = []
+    points: list[page.Point] = []
     for start, stop, budget in zip(starts, [*starts[1:], end], budgets, strict=True):
         kept = DENSE if budget is None else budget
         if stop > start:
@@ -96,75 +81,65 @@ def kept_points(starts: Sequence[int], budgets: Sequence[int | None], end: int) 
 # Sections of a run's page.
 
 
-def surface_section(runs: Sequence[RunFolder]) -> Section | None:
+def surface_section(runs: Sequence[RunFolder]) -> page.Section | None:
     """p05 by length, a line per budget; a chart for every run that was calibrated."""
     charts = [_surface(run, run.surface, len(runs) > 1) for run in runs if run.surface]
     charts = [chart for chart in charts if chart.lines]
-    say = (
-        "Each line keeps a fixed number of earlier tokens. The longer the text, the smaller is "
-        "that share, and the lower is the acceptance of the worst tokens."
-    )
-    title = "How far is the sparse actor from the dense policy?"
-    return Section(key="surface", title=title, say=say, items=charts) if charts else None
+    return page.Section.named("surface", charts) if charts else None
 
 
-def _surface(run: RunFolder, surface: Surface, several: bool) -> Chart:
+def _surface(run: RunFolder, surface: Surface, several: bool) -> page.Chart:
     """The surface of the planned variant, else of the first."""
     names = [variant.name for variant in surface.variants]
     variant = run.plan.variant if run.plan and run.plan.variant in names else names[0]
     prompts = max((cell.prompts for cell in surface.cells if cell.variant == variant), default=0)
-    return Chart(
+    return page.Chart(
         key=f"surface-{run.number}",
         title=f"{run.name}: " * several + "p05 of acceptance by length and tokens kept",
         x=LENGTH,
         y=ACCEPTANCE.model_copy(update={"low": 0}),
         lines=surface_lines(surface, variant),
-        levels=[] if run.target is None else target_levels([run.target]),
+        levels=[] if run.target is None else page.target_levels([run.target]),
         say=f"{surface.model}, rule {variant}, {surface.prompts}, at most {prompts} prompts; "
         f"{surface.dtype} on {surface.device}. 95 % of all tokens reach p05 or more; bars are "
         "95 % intervals over prompts.",
     )
 
 
-def schedule_section(runs: Sequence[RunFolder]) -> Section | None:
+def schedule_section(runs: Sequence[RunFolder]) -> page.Section | None:
     """Kept tokens by length of every run with a schedule, and its plan."""
     scheduled = [(run, run.schedule) for run in runs if run.schedule is not None]
     if not scheduled:
         return None
     several = len(scheduled) > 1
-    items: list[Item] = [_kept_chart(scheduled)]
+    items: list[page.Item] = [_kept_chart(scheduled)]
     planned = [(run, run.plan) for run, _ in scheduled if run.plan]
     for run, plan in planned:
         title = f"The plan{f' of {run.name}' * several}, bin by bin"
         check = run.check.cells if run.check else ()
         items.append(plan_table(plan, check, key=f"plan-{run.number}", title=title))
     for run, plan in planned:
-        title = "Notes" + f": {run.name}" * several
-        notes = [Remarks(key=f"notes-{run.number}", title=title, lines=plan.notes)]
-        items += notes if plan.notes else []
-    say = (
-        "A schedule says how many tokens a sparse layer keeps at every length. The planner takes, "
-        "for every length, the cheapest budget whose p05 of acceptance stays above the target; "
-        "budgets grow with the length, because longer texts need more."
-    )
-    return Section(key="schedule", title="The schedule", say=say, items=items)
+        if plan.notes:
+            title = "Notes" + f": {run.name}" * several
+            items.append(page.Remarks(key=f"notes-{run.number}", title=title, lines=plan.notes))
+    return page.Section.named("schedule", items)
 
 
-def _kept_chart(scheduled: Sequence[tuple[RunFolder, Schedule]]) -> Chart:
+def _kept_chart(scheduled: Sequence[tuple[RunFolder, Schedule]]) -> page.Chart:
     lines, captions, longest = [], [], 0
     for run, schedule in scheduled:
         end = _longest_length(run, schedule)
         points = kept_points(schedule.lengths.tolist(), schedule.budgets.tolist(), end)
-        lines.append(Line(name=run.name, points=points, role=run_role(run)))
+        lines.append(page.Line(name=run.name, points=points, role=run_role(run)))
         dense = ", ".join(map(str, schedule.dense_layers)) or "none"
         layered = "; budgets differ by layer, the line is their base" if schedule.layers else ""
         captions.append(f"{schedule.name}, flow {schedule.flow}; dense layers: {dense}{layered}.")
         longest = max(longest, end)
-    return Chart(
+    return page.Chart(
         key="kept-tokens",
         title="Tokens kept by length",
         x=LENGTH,
-        y=Axis(name="tokens kept in a sparse layer", low=0, form=".0f"),
+        y=page.Axis(name="tokens kept in a sparse layer", low=0, form=".0f"),
         lines=[*lines, everything(longest, "everything")],
         say=" ".join(dict.fromkeys(captions)),
     )
@@ -180,7 +155,7 @@ def _longest_length(run: RunFolder, schedule: Schedule) -> int:
 
 def plan_table(
     plan: PlanFile, check: Sequence[Cell] = (), key: str = "plan", title: str = ""
-) -> Table:
+) -> page.Table:
     """Budgets by length with planned p05 and, where it was checked, measured p05."""
     checks = {bin.start: format_p05(bin.p05, bin.low, bin.high) for bin in plan.check or check}
     columns = ["length", "kept", "p05 planned on", "KV read"]
@@ -193,9 +168,9 @@ def plan_table(
             format_p05(bin.p05, bin.low, bin.high),
             f"{min(1.0, bin.kept_share):.0%}",  # whole pages can be a little more than all
         ]
-        rows.append(row + ([checks.get(bin.start, NOT_MEASURED)] if checks else []))
+        rows.append(row + ([checks.get(bin.start, page.NOT_MEASURED)] if checks else []))
     say = f"Planned for p05 at {plan.target:g}, by {_bound_name(plan)}."
-    return Table(key=key, title=title, columns=columns, rows=rows, say=say)
+    return page.Table(key=key, title=title, columns=columns, rows=rows, say=say)
 
 
 def _bound_name(plan: PlanFile) -> str:
@@ -205,13 +180,13 @@ def _bound_name(plan: PlanFile) -> str:
 def format_p05(p05: float | None, low: float | None, high: float | None) -> str:
     """Format p05, with its interval where it is known."""
     interval = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
-    return NOT_MEASURED if p05 is None else f"{p05:.3f}{interval}"
+    return page.NOT_MEASURED if p05 is None else f"{p05:.3f}{interval}"
 
 
 # Figures of a surface.
 
 
-def surface_figures(surface: Surface) -> list[Section]:
+def surface_figures(surface: Surface) -> list[page.Section]:
     """Every figure that the data allow; figures of one variant have its name."""
     if not surface.cells:
         raise ValueError("the surface has no cells, so there is nothing to draw")
@@ -237,11 +212,11 @@ def _about(surface: Surface) -> str:
     ) + warning * (prompts < LEAST_PROMPTS)
 
 
-def tail_figure(surface: Surface, names: Sequence[str]) -> Section:
+def tail_figure(surface: Surface, names: Sequence[str]) -> page.Section:
     """p05 by length: a line per budget with its interval, a panel per variant."""
-    levels = target_levels(surface.targets)
+    levels = page.target_levels(surface.targets)
     panels = [
-        Chart(
+        page.Chart(
             key=f"tails-{rank}",
             title=f"{name}: {ACCEPTANCE.name}",
             x=LENGTH,
@@ -252,23 +227,25 @@ def tail_figure(surface: Surface, names: Sequence[str]) -> Section:
         for rank, name in enumerate(names)
     ]
     title = "p05 of acceptance by length and tokens kept"
-    return Section(key="tails", title=title, say=_about(surface), items=panels)
+    return page.Section(key="tails", title=title, say=_about(surface), items=panels)
 
 
-def layer_figure(surface: Surface) -> Section:
+def layer_figure(surface: Surface) -> page.Section:
     """Loss of p05 where only some layers are sparse: a group per variant and budget."""
     worst = min(surface.layers, key=lambda loss: loss.p05)
-    groups: dict[str, list[Bar]] = {}
+    groups: dict[str, list[page.Bar]] = {}
     for loss in surface.layers:
         name, role = format_layers(loss.layers), "sparse" if loss is worst else "quiet"
-        bar = Bar(name=name, value=1 - loss.p05, role=role, interval=(1 - loss.high, 1 - loss.low))
+        bar = page.Bar(
+            name=name, value=1 - loss.p05, role=role, interval=(1 - loss.high, 1 - loss.low)
+        )
         groups.setdefault(f"{loss.variant}, {loss.budget} kept tokens", []).append(bar)
-    shown = [BarGroup(name=name, bars=bars) for name, bars in groups.items()][:MOST_PANELS]
+    shown = [page.BarGroup(name=name, bars=bars) for name, bars in groups.items()][:MOST_PANELS]
     title = "Loss of the tail, 1 - p05 of acceptance"
-    bars = Bars(key="layers-loss", title=title, unit="", groups=shown, form=".3f")
+    bars = page.Bars(key="layers-loss", title=title, unit="", groups=shown, form=".3f")
     title = f"The tail loses most in {format_layers(worst.layers)}: p05 {worst.p05:.2f}"
     say = f"One group of layers is sparse, all others are dense. {_about(surface)}"
-    return Section(key="layers", title=title, say=say, items=[bars])
+    return page.Section(key="layers", title=title, say=say, items=[bars])
 
 
 def format_layers(layers: Sequence[int]) -> str:
@@ -286,23 +263,23 @@ def cells_near_target(surface: Surface, variant: str) -> list[Cell]:
     return sorted(rows[distances.index(min(distances))], key=bin_centre) if rows else []
 
 
-def estimator_figure(surface: Surface, cells: Sequence[Cell], key: str) -> Section:
+def estimator_figure(surface: Surface, cells: Sequence[Cell], key: str) -> page.Section:
     """Exact p05 and its cheap estimates for one budget, and their errors."""
     pairs = [(cell, cell.estimators) for cell in cells if cell.estimators is not None]
     top_k = pairs[0][1].top_k
-    names = (
+    estimates, errors = [cells_line(cells, "exact p05", "dense")], []
+    for name, field, role in (
         (f"top-{top_k} upper", "upper_p05", "run-2"),
         (f"top-{top_k} lower", "lower_p05", "run-0"),
         ("sampled ratio", "ratio_p05", "sparse"),
-    )
-    estimates, errors = [cells_line(cells, "exact p05", "dense")], []
-    for name, field, role in names:
+    ):
         values = [(cell, getattr(estimate, field)) for cell, estimate in pairs]
-        points = [(bin_centre(cell), value) for cell, value in values if value is not None]
-        wrong = [(bin_centre(cell), v - cell.p05) for cell, v in values if v is not None]
-        if points:
-            estimates.append(Line(name=name, points=points, role=role, shape="dots"))
-            errors.append(Line(name=name, points=wrong, role=role, shape="dots"))
+        measured = [(cell, value) for cell, value in values if value is not None]
+        points = [(bin_centre(cell), value) for cell, value in measured]
+        apart = [(bin_centre(cell), value - cell.p05) for cell, value in measured]
+        if measured:
+            estimates.append(page.Line(name=name, points=points, role=role, shape="dots"))
+            errors.append(page.Line(name=name, points=apart, role=role, shape="dots"))
     gap = max(estimate.upper_p05 - estimate.lower_p05 for _, estimate in pairs)
     title = f"Bounds from the top {top_k} log-probs leave p05 open by up to {gap:.2f}"
     kept = "a schedule" if cells[0].budget is None else f"{cells[0].budget} kept tokens"
@@ -310,20 +287,21 @@ def estimator_figure(surface: Surface, cells: Sequence[Cell], key: str) -> Secti
         f"{cells[0].variant}, {kept}. The sampled ratio min(1, p/q) has the mean of acceptance, "
         f"not its quantiles. {_about(surface)}"
     )
-    levels, y = target_levels(surface.targets), Axis(name="estimate less exact p05", form=".2f")
-    panels = [
-        Chart(
-            key=f"{key}-p05", title="p05", x=LENGTH, y=ACCEPTANCE, lines=estimates, levels=levels
-        ),
-        Chart(key=f"{key}-errors", title="Errors of the estimates", x=LENGTH, y=y, lines=errors),
-    ]
-    return Section(key=key, title=title, say=say, items=panels)
+    levels = page.target_levels(surface.targets)
+    y = page.Axis(name="estimate less exact p05", form=".2f")
+    exact = page.Chart(
+        key=f"{key}-p05", title="p05", x=LENGTH, y=ACCEPTANCE, lines=estimates, levels=levels
+    )
+    off = page.Chart(
+        key=f"{key}-errors", title="Errors of the estimates", x=LENGTH, y=y, lines=errors
+    )
+    return page.Section(key=key, title=title, say=say, items=[exact, off])
 
 
 # The figure of a plan.
 
 
-def plan_figures(plan: PlanFile) -> list[Section]:
+def plan_figures(plan: PlanFile) -> list[page.Section]:
     """Budgets by length, with other targets and a preset; and the expected p05."""
     if not plan.bins:
         raise ValueError("the plan has no bins, so there is nothing to draw")
@@ -341,10 +319,10 @@ def plan_figures(plan: PlanFile) -> list[Section]:
     wide = starts[-1] - starts[-2] if len(starts) > 1 else max(1000, starts[-1])
     stops = {bin.start: bin.stop or bin.start + wide for bin in plan.bins}
     panels = [_kept(plan, max(stops.values())), _expected(plan, stops)]
-    return [Section(key="schedule", title=title, say=say, items=panels)]
+    return [page.Section(key="schedule", title=title, say=say, items=panels)]
 
 
-def _kept(plan: PlanFile, end: int) -> Chart:
+def _kept(plan: PlanFile, end: int) -> page.Chart:
     starts = [bin.start for bin in plan.bins]
     budgets: Sequence[int | None] = [bin.budget for bin in plan.bins]
     curves = [(f"target {plan.target:g}", "run-0", starts, budgets)]
@@ -357,16 +335,16 @@ def _kept(plan: PlanFile, end: int) -> Chart:
         begins = [start for start in plan.compare.starts if start < end]
         curves.append((plan.compare.name, "run-4", begins, plan.compare.budgets[: len(begins)]))
     lines = [
-        Line(name=name, points=kept_points(begins, kept, end), role=role)
+        page.Line(name=name, points=kept_points(begins, kept, end), role=role)
         for name, role, begins, kept in curves
     ]
     finite = [budget for *_, kept in curves for budget in kept if budget is not None]
-    y = Axis(name="kept tokens", low=0, high=1.15 * max(finite, default=end), form=".0f")
+    y = page.Axis(name="kept tokens", low=0, high=1.15 * max(finite, default=end), form=".0f")
     lines.append(everything(end, "all kept"))
-    return Chart(key="schedule-kept", title="Budget by length", x=LENGTH, y=y, lines=lines)
+    return page.Chart(key="schedule-kept", title="Budget by length", x=LENGTH, y=y, lines=lines)
 
 
-def _expected(plan: PlanFile, stops: dict[int, int]) -> Chart:
+def _expected(plan: PlanFile, stops: dict[int, int]) -> page.Chart:
     """p05 that the plan expects in every bin, and what a check run measured."""
     lines = []
     for name, bins, role in (("expected", plan.bins, "run-0"), ("check run", plan.check, "sparse")):
@@ -377,6 +355,6 @@ def _expected(plan: PlanFile, stops: dict[int, int]) -> Chart:
         ]
         points, spans = [(x, y) for x, y, *_ in measured], [(x, a, b) for x, _, a, b in measured]
         if measured:
-            lines.append(Line(name=name, points=points, spans=spans, role=role, shape="dots"))
-    key, title, levels = "schedule-p05", "Expected p05", target_levels([plan.target])
-    return Chart(key=key, title=title, x=LENGTH, y=ACCEPTANCE, lines=lines, levels=levels)
+            lines.append(page.Line(name=name, points=points, spans=spans, role=role, shape="dots"))
+    key, title, levels = "schedule-p05", "Expected p05", page.target_levels([plan.target])
+    return page.Chart(key=key, title=title, x=LENGTH, y=ACCEPTANCE, lines=lines, levels=levels)

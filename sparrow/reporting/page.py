@@ -5,15 +5,19 @@ roles, so that light, dark and paper have colours of their own. Numbers are fini
 measured is left out.
 """
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 RAMP = 8  # distinguishable colours of one chart
 MOST_POINTS = 500  # per line: enough for a screen, small enough for a file
 NOT_MEASURED = "-"
+_TEXTS = Path(__file__).parent / "templates" / "texts.toml"
+TEXTS: Mapping[str, Any] = tomllib.loads(_TEXTS.read_text(encoding="utf-8"))
 
 Point = tuple[float, float]
 Span = tuple[float, float, float]  # x, low, high
@@ -133,6 +137,14 @@ class Section(PagePart):
     title: str
     say: str
     items: Sequence[Item]
+
+    @classmethod
+    def named(
+        cls, key: str, items: Sequence[Item], texts: Mapping[str, Any] = TEXTS, **values: object
+    ) -> "Section":
+        """The section whose title and sentence are in a file of texts."""
+        say = texts[key]["say"].format(**values)
+        return cls(key=key, title=texts[key]["title"], say=say, items=items)
 
     @property
     def figures(self) -> list[Figure]:

@@ -7,39 +7,16 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from sparrow.reporting import training
 from sparrow.reporting.calibration import format_p05, schedule_section, surface_section
-from sparrow.reporting.page import NOT_MEASURED, Number, Page, Section, Table
-from sparrow.reporting.training import (
-    CUT_OFF,
-    DENSITY,
-    LENGTH,
-    REWARD,
-    STEP_SECONDS,
-    format_speed_up,
-    gate_actions,
-    kept_section,
-    learning_section,
-    tail_section,
-    time_section,
-    worst_bins,
-)
+from sparrow.reporting.page import NOT_MEASURED, TEXTS, Number, Page, Section, Table
+from sparrow.reporting.training import CUT_OFF, DENSITY, LENGTH, REWARD, STEP_SECONDS
 from sparrow.schema.run_folder import HeldOut, RunFolder, read_runs
 
 FEW = 3  # names that fit into a title
 ENDS = 5  # first and last steps that are averaged
 HELD_OUT = ("data.task", "data.length", "data.rows", "data.reward", "rollout.max_tokens")
 PLACES = ("run.out", "run.name")  # settings of the place of a run
-LEAD = (
-    "Sparse attention makes long rollouts faster, but the sparse actor that samples tokens is not "
-    "the dense policy that learns from them. Sparrow measures how far apart the two are, token by "
-    "token: acceptance is 1 where their distributions are equal, and p05 is the value that 95 % of "
-    "the tokens reach. It keeps p05 above a target and guards it while training."
-)
-DIFFERENCES = (
-    " Differences of accuracy combine the intervals of both runs as if their rows were independent "
-    "(root of the sum of squares); on equal rows the true interval is usually narrower. Intervals "
-    "are over the rows of one run: another seed may differ by more."
-)
 
 
 def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Page:
@@ -52,17 +29,17 @@ def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Pag
         final if several else None,  # comparisons start with the figures
         surface_section(runs),
         schedule_section(runs),
-        learning_section(trained),
-        tail_section(trained),
-        kept_section(trained),
-        time_section(runs),
+        training.learning_section(trained),
+        training.tail_section(trained),
+        training.kept_section(trained),
+        training.time_section(runs),
         None if several else final,
     )
     names = [run.name for run in runs]
     default = " · ".join(names) if len(names) <= FEW else f"{len(names)} runs compared"
     return Page(
         title=title or default,
-        lead=LEAD,
+        lead=TEXTS["lead"],
         numbers=[] if several else numbers(runs[0]),
         sections=[section for section in sections if section is not None],
         foot=provenance(runs),
@@ -72,17 +49,13 @@ def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Pag
 def numbers(run: RunFolder) -> list[Number]:
     """The key figures of a run, as far as they were measured."""
     figures = []
-    held_out, worst = run.held_out(), worst_bins(run)
+    held_out, worst = run.held_out(), training.worst_bins(run)
     if len(held_out) > 1 and held_out[0].step == 0:
         first, last = held_out[0], held_out[-1]
-        after = f"before and after {last.step} steps; then with a 95 % interval of "
-        figures.append(
-            Number(
-                value=f"{first.value:.0%} → {last.value:.0%}",
-                name="accuracy on held-out rows",
-                say=f"{after}{last.low:.0%} to {last.high:.0%}",
-            )
-        )
+        value, name = f"{first.value:.0%} → {last.value:.0%}", "accuracy on held-out rows"
+        interval = f"a 95 % interval of {last.low:.0%} to {last.high:.0%}"
+        say = f"before and after {last.step} steps; then with {interval}"
+        figures.append(Number(value=value, name=name, say=say))
     if worst:
         p05, low, high, _ = worst[-1]
         interval = "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
@@ -93,9 +66,11 @@ def numbers(run: RunFolder) -> list[Number]:
         figures.append(Number(value=f"{p05:.3f}", name=name, say=say))
     if run.speed is not None:
         *shorter, longest = sorted(run.speed.cases, key=lambda case: case.context)
-        others = [f"; {case.name.lower()}: {format_speed_up(case.speed_up)}" for case in shorter]
+        others = [
+            f"; {case.name.lower()}: {training.format_speed_up(case.speed_up)}" for case in shorter
+        ]
         name, say = f"decode, {longest.name.lower()}", longest.what + "".join(others)
-        figures.append(Number(value=format_speed_up(longest.speed_up), name=name, say=say))
+        figures.append(Number(value=training.format_speed_up(longest.speed_up), name=name, say=say))
     if run.values(DENSITY):
         say = "mean over all sampled tokens"
         figures.append(Number(value=_kept(run), name="of keys and values read", say=say))
@@ -140,16 +115,14 @@ def final_section(runs: Sequence[RunFolder]) -> Section | None:
     if several:
         name = f"after, against {runs[0].name}"
         figures.insert(4, (name, lambda run: _difference_text(run, runs[0])))
+    say = TEXTS["final"]["table"].format(ends=ENDS, twice=2 * ENDS)
     table = Table(
         key="final-table",
         columns=["", *(run.name for run in runs)],
         rows=[[name, *(figure(run) for run in runs)] for name, figure in figures],
-        say=f"Rewards are means of the first and the last {ENDS} steps (fewer in a run of under "
-        f"{2 * ENDS})." + DIFFERENCES * several,
+        say=say + TEXTS["final"]["differences"] * several,
     )
-    say = "Brackets are 95 % intervals."
-    items = [table, _differences(runs)] if several else [table]
-    return Section(key="final", title="In numbers", say=say, items=items)
+    return Section.named("final", [table, _differences(runs)] if several else [table])
 
 
 def _accuracies(run: RunFolder) -> tuple[str, str]:
@@ -193,7 +166,7 @@ def difference(a: HeldOut, b: HeldOut) -> tuple[float, float, float]:
 
 
 def _p05_texts(run: RunFolder) -> tuple[str, str]:
-    worst = worst_bins(run)
+    worst = training.worst_bins(run)
     if not worst:
         return NOT_MEASURED, NOT_MEASURED
     lowest = min(worst, key=lambda bin: bin.p05)
@@ -226,9 +199,9 @@ def _gate(run: RunFolder) -> str:
         return NOT_MEASURED
     if run.settings.gate == "off":
         return "off"
-    if not worst_bins(run):
+    if not training.worst_bins(run):
         return "nothing measured"
-    count = len(gate_actions(run))
+    count = len(training.gate_actions(run))
     return "no action" if not count else f"{count} action{'s' if count > 1 else ''}"
 
 

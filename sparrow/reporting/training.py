@@ -2,29 +2,12 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
+from sparrow.reporting import page
 from sparrow.reporting.calibration import ACCEPTANCE, run_role
-from sparrow.reporting.page import (
-    NOT_MEASURED,
-    Axis,
-    Bar,
-    BarGroup,
-    Bars,
-    Chart,
-    Item,
-    Line,
-    Point,
-    Remarks,
-    Section,
-    Span,
-    Table,
-    ramp,
-    target_levels,
-    thin_points,
-)
 from sparrow.schema.bench import Speed, SpeedCase
 from sparrow.schema.run_folder import RunFolder
 
@@ -41,7 +24,7 @@ PARTS = {
     "update": "timing_s/update_actor",
 }
 EQUAL = 0.02  # speed-ups nearer to 1 than this count as equal
-STEP = Axis(name="steps of training", form=".0f", low=0)
+STEP = page.Axis(name="steps of training", form=".0f", low=0)
 ROWS = "Rows that training never sees, with 95 % intervals over rows."
 CUT = "Cut off: stopped by the token limit, not right."
 OUTCOMES = {  # of held-out answers: the name of a chart, its sentence, a label, a colour
@@ -51,20 +34,16 @@ OUTCOMES = {  # of held-out answers: the name of a chart, its sentence, a label,
 }
 
 
-def learning_section(runs: Sequence[RunFolder]) -> Section | None:
+def learning_section(runs: Sequence[RunFolder]) -> page.Section | None:
     """Reward and outcomes of held-out answers by step; both by time in a table."""
     if not runs:
         return None
-    items: list[Item] = [_reward_chart(runs), *_held_out_charts(runs)]
+    items: list[page.Item] = [_reward_chart(runs), *_held_out_charts(runs)]
     items += [_time_table(runs)] if any(run.values(STEP_SECONDS) for run in runs) else []
-    say = (
-        "Answers are sampled by the actor and judged; the dense policy learns from them. If that "
-        "works, the reward rises, and so does accuracy on held-out rows."
-    )
-    return Section(key="learning", title="Does it learn?", say=say, items=items)
+    return page.Section.named("learning", items)
 
 
-def _reward_chart(runs: Sequence[RunFolder]) -> Chart:
+def _reward_chart(runs: Sequence[RunFolder]) -> page.Chart:
     say = "Mean reward of the answers sampled for training."
     if any(len(run.steps) >= SMOOTHED_FROM for run in runs):
         say += " Thin: each step; thick: a running mean."
@@ -72,55 +51,54 @@ def _reward_chart(runs: Sequence[RunFolder]) -> Chart:
     return _share_chart("reward", "mean reward", lines, say)
 
 
-def _share_chart(key: str, name: str, lines: Sequence[Line], say: str) -> Chart:
-    """Lines by step; from 0 to 1 where all of them are shares."""
+def _share_chart(key: str, name: str, lines: Sequence[page.Line], say: str) -> page.Chart:
+    """Lines by step, those with points; from 0 to 1 where all of them are shares."""
+    lines = [line for line in lines if line.points]
     shares = all(0 <= value <= 1 for line in lines for _, value in line.points)
-    y = Axis(name=name, low=0 if shares else None, high=1 if shares else None, form=".2f")
+    y = page.Axis(name=name, low=0 if shares else None, high=1 if shares else None, form=".2f")
     title = f"{name[:1].upper()}{name[1:]} by step"
-    return thin_points(Chart(key=f"{key}-by-step", title=title, x=STEP, y=y, lines=lines, say=say))
+    return page.thin_points(
+        page.Chart(key=f"{key}-by-step", title=title, x=STEP, y=y, lines=lines, say=say)
+    )
 
 
-def _reward_lines(run: RunFolder) -> list[Line]:
+def _reward_lines(run: RunFolder) -> list[page.Line]:
     """The reward of every step; in long runs also a running mean."""
     points = _by_step(run, REWARD)
     if len(points) < SMOOTHED_FROM:
-        return [Line(name=run.name, points=points, role=run_role(run), shape="dots")]
+        return [page.Line(name=run.name, points=points, role=run_role(run), shape="dots")]
     window, values = max(2, len(points) // WINDOW), [y for _, y in points]
     ends = range(1, len(points) + 1)
     smooth = [(points[i - 1][0], fmean(values[max(0, i - window) : i])) for i in ends]
-    raw = Line(name=run.name, points=points, role=run_role(run), faint=True)
-    return [raw, Line(name=run.name, points=smooth, role=run_role(run))]
+    raw = page.Line(name=run.name, points=points, role=run_role(run), faint=True)
+    return [raw, page.Line(name=run.name, points=smooth, role=run_role(run))]
 
 
-def _held_out_charts(runs: Sequence[RunFolder]) -> list[Chart]:
+def _held_out_charts(runs: Sequence[RunFolder]) -> list[page.Chart]:
     """Right, cut off and wrong: three lines of one chart for one run, a chart each for several."""
     charts = []
     for outcome, (name, say, *_) in OUTCOMES.items():
         lines = [_outcome_line(run, outcome, run.name, run_role(run)) for run in runs]
-        charts.append(_share_chart(outcome.replace("right", "accuracy"), name, _drawn(lines), say))
+        charts.append(_share_chart(outcome.replace("right", "accuracy"), name, lines, say))
     if len(runs) == 1:
         lines = [_outcome_line(runs[0], key, *text[2:]) for key, text in OUTCOMES.items()]
         say = " ".join(text[1] for text in OUTCOMES.values())
-        charts = [_share_chart("accuracy", "share of held-out answers", _drawn(lines), say)]
+        charts = [_share_chart("accuracy", "share of held-out answers", lines, say)]
     return [chart for chart in charts if chart.lines]
 
 
-def _drawn(lines: Sequence[Line]) -> list[Line]:
-    return [line for line in lines if line.points]
-
-
-def _outcome_line(run: RunFolder, outcome: str, name: str, role: str) -> Line:
+def _outcome_line(run: RunFolder, outcome: str, name: str, role: str) -> page.Line:
     """The share of held-out answers that are right (with its interval), cut off or wrong."""
     held_out = run.held_out()
     points = [(float(h.step), getattr(h.outcomes, outcome)) for h in held_out if h.outcomes]
-    spans: list[Span] = []
+    spans: list[page.Span] = []
     if outcome == "right":
         points = [(float(held.step), held.value) for held in held_out]
         spans = [(float(held.step), held.low, held.high) for held in held_out]
-    return Line(name=name, points=points, spans=spans, role=role, shape="dots")
+    return page.Line(name=name, points=points, spans=spans, role=role, shape="dots")
 
 
-def _time_table(runs: Sequence[RunFolder]) -> Table:
+def _time_table(runs: Sequence[RunFolder]) -> page.Table:
     """The same curves by time: their values after each quarter of the longest run."""
     longest = max(max(run.minutes().values()) for run in runs)
     form = ".1f" if longest >= 4 else ".2f"
@@ -128,10 +106,10 @@ def _time_table(runs: Sequence[RunFolder]) -> Table:
     for name, outcome in (("mean reward", None), ("accuracy on held-out rows", "right")):
         for minutes in (longest * quarter / 4 for quarter in range(1, 5)):
             values = [_value_after(run, minutes, outcome) for run in runs]
-            if set(values) != {NOT_MEASURED}:
+            if set(values) != {page.NOT_MEASURED}:
                 rows.append([f"{name} after {minutes:{form}} minutes", *values])
     title, columns = "By time of training", ["", *(run.name for run in runs)]
-    return Table(key="learning-by-time", title=title, columns=columns, rows=rows)
+    return page.Table(key="learning-by-time", title=title, columns=columns, rows=rows)
 
 
 def _value_after(run: RunFolder, minutes: float, outcome: str | None) -> str:
@@ -139,7 +117,7 @@ def _value_after(run: RunFolder, minutes: float, outcome: str | None) -> str:
     line = _outcome_line(run, outcome, "", "quiet") if outcome else _reward_lines(run)[-1]
     passed, until = run.minutes(), minutes * (1 + 1e-9)
     measured = [point for point in line.points if passed.get(int(point[0]), math.inf) <= until]
-    return "{1:.2f} at step {0:.0f}".format(*measured[-1]) if measured else NOT_MEASURED
+    return "{1:.2f} at step {0:.0f}".format(*measured[-1]) if measured else page.NOT_MEASURED
 
 
 class WorstBin(NamedTuple):
@@ -173,36 +151,30 @@ def bin_starts(run: RunFolder) -> list[int]:
     return sorted(int(match[1]) for key in keys if (match := BIN.match(key)))
 
 
-def tail_section(runs: Sequence[RunFolder]) -> Section | None:
+def tail_section(runs: Sequence[RunFolder]) -> page.Section | None:
     """p05 by bin against the target, step by step, and the actions of the gate."""
     watched = [run for run in runs if run.values(P05) or worst_bins(run)]
     if not watched:
         return None
-    items: list[Item] = []
+    items: list[page.Item] = []
     for run in watched:
         title = "Actions of the gate" + f": {run.name}" * (len(runs) > 1)
         lines = gate_actions(run) or [_why_no_action(run)]
         items.append(_bins_chart(run, len(runs) > 1))
-        items.append(Remarks(key=f"gate-{run.number}", title=title, lines=lines))
+        items.append(page.Remarks(key=f"gate-{run.number}", title=title, lines=lines))
     items += [_worst_chart(watched)] if sum(bool(worst_bins(run)) for run in watched) > 1 else []
-    say = (
-        "At every step the dense policy scores a few answers again, token by token. The gate acts "
-        "where p05 is below the target with confidence, or several times in a row: the actor then "
-        "reads more at that length, in the end everything; a single dip may be chance. In a dense "
-        "run the lines show the effect of rounding alone."
-    )
-    return Section(key="tail", title="Does p05 stay above the target?", say=say, items=items)
+    return page.Section.named("tail", items)
 
 
-def _bins_chart(run: RunFolder, several: bool) -> Chart:
+def _bins_chart(run: RunFolder, several: bool) -> page.Chart:
     starts = bin_starts(run)
     shown = starts[:: -(-len(starts) // MOST_BINS)] if starts else []
-    lines = [_bin_line(run, start, ramp(i, len(shown))) for i, start in enumerate(shown)]
+    lines = [_bin_line(run, start, page.ramp(i, len(shown))) for i, start in enumerate(shown)]
     window = run.settings.window
     over = f"over the last {window} steps" if window else "over a window of steps"
     say = f"A line per bin of lengths, {over} with 95 % intervals over prompts."
     if not shown:
-        lines = [Line(name="all lengths", points=_by_step(run, P05), role=run_role(run))]
+        lines = [page.Line(name="all lengths", points=_by_step(run, P05), role=run_role(run))]
         say = f"Over all lengths, {over}; no bin of lengths was measured yet."
     if len(shown) < len(starts):
         say += f" {len(starts) - len(shown)} bins in between are not drawn."
@@ -211,37 +183,40 @@ def _bins_chart(run: RunFolder, several: bool) -> Chart:
 
 
 def _tail_chart(
-    key: str, title: str, lines: Sequence[Line], runs: Sequence[RunFolder], say: str
-) -> Chart:
-    levels = target_levels([run.target for run in runs if run.target is not None])
-    chart = Chart(key=key, title=title, x=STEP, y=ACCEPTANCE, lines=lines, levels=levels, say=say)
-    return thin_points(chart, lowest=True)
+    key: str, title: str, lines: Sequence[page.Line], runs: Sequence[RunFolder], say: str
+) -> page.Chart:
+    levels = page.target_levels([run.target for run in runs if run.target is not None])
+    chart = page.Chart(
+        key=key, title=title, x=STEP, y=ACCEPTANCE, lines=lines, levels=levels, say=say
+    )
+    return page.thin_points(chart, lowest=True)
 
 
-def _worst_chart(runs: Sequence[RunFolder]) -> Chart:
-    lines = _run_lines(runs, lambda run: [(w.step + 1.0, w.p05) for w in worst_bins(run)])
+def _worst_chart(runs: Sequence[RunFolder]) -> page.Chart:
+    lines = _run_lines(runs, [[(w.step + 1.0, w.p05) for w in worst_bins(run)] for run in runs])
     say = "The lowest of all bins of lengths with enough tokens to be measured."
     return _tail_chart("tail-worst", "p05 of the worst length", lines, runs, say)
 
 
-def _run_lines(runs: Sequence[RunFolder], points: Callable[[RunFolder], list[Point]]) -> list[Line]:
+def _run_lines(runs: Sequence[RunFolder], tracks: Sequence[list[page.Point]]) -> list[page.Line]:
     """A line for every run that has points."""
-    return _drawn([Line(name=run.name, points=points(run), role=run_role(run)) for run in runs])
+    pairs = [(run, points) for run, points in zip(runs, tracks, strict=True) if points]
+    return [page.Line(name=run.name, points=points, role=run_role(run)) for run, points in pairs]
 
 
-def _by_step(run: RunFolder, metric: str) -> list[Point]:
+def _by_step(run: RunFolder, metric: str) -> list[page.Point]:
     """The points of a metric; x is the number of steps taken."""
     return [(step + 1.0, value) for step, value in run.values(metric)]
 
 
-def _bin_line(run: RunFolder, start: int, role: str) -> Line:
+def _bin_line(run: RunFolder, start: int, role: str) -> page.Line:
     """p05 of a bin by step; the bin ends at the next edge of the schedule, as in the gate."""
     edges = [] if run.schedule is None else run.schedule.lengths.tolist()
     later = [edge for edge in sorted({*edges, *bin_starts(run)}) if edge > start]
     name = f"{start} to {later[0]} tokens" if later else f"from {start} tokens"
     low, high = (dict(_by_step(run, f"{P05}_{end}/bin_{start}")) for end in ("low", "high"))
     spans = [(x, low[x], high[x]) for x in low if x in high]
-    return Line(name=name, points=_by_step(run, f"{P05}/bin_{start}"), role=role, spans=spans)
+    return page.Line(name=name, points=_by_step(run, f"{P05}/bin_{start}"), role=role, spans=spans)
 
 
 def gate_actions(run: RunFolder) -> list[str]:
@@ -255,83 +230,59 @@ def gate_actions(run: RunFolder) -> list[str]:
 
 def _why_no_action(run: RunFolder) -> str:
     """Why a gate has not acted."""
-    worst = worst_bins(run)
-    if not run.settings.given:
-        return "Its settings are not among the files of this run."
-    if run.settings.gate == "off":
-        return "It was switched off."
-    if not worst:
-        return (
-            "No bin of lengths had enough tokens and prompts yet (gate.least, gate.prompts), so "
-            "there was nothing to act on."
-        )
-    below = [bin for bin in worst if run.target is not None and bin.p05 < run.target]
-    return (
-        f"No action: p05 of the worst length was below the target at {len(below)} of {len(worst)} "
-        "steps, never with confidence or often enough in a row."
-    )
+    worst, target = worst_bins(run), run.target
+    reason = "quiet" if worst else "nothing"
+    if not run.settings.given or run.settings.gate == "off":
+        reason = "off" if run.settings.given else "unset"
+    below = sum(target is not None and bin.p05 < target for bin in worst)
+    return str(page.TEXTS["tail"][reason].format(below=below, steps=len(worst)))
 
 
-def kept_section(runs: Sequence[RunFolder]) -> Section | None:
+def kept_section(runs: Sequence[RunFolder]) -> page.Section | None:
     """The share of keys and values that decoding reads, and the length of answers, by step."""
     if not any(run.values(DENSITY) for run in runs):
         return None
-    share = Axis(name="share of what dense attention reads", low=0, high=1, form=".0%")
-    tokens = Axis(name="mean tokens", low=0, form=".0f")
-    means = "Mean over all sampled tokens and layers; dense rollout reads 100 %."
-    longer = "Longer answers leave more to save: a budget is a smaller share of them."
-    say = (
-        "Decoding a long text is mostly reading its keys and values: what is not read saves time, "
-        "once texts are long enough for that to dominate."
-    )
-    items = [
-        _metric_chart(runs, DENSITY, "kept-kv", "Keys and values that decoding read", share, means),
-        _metric_chart(runs, LENGTH, "answer-length", "Tokens of an answer", tokens, longer),
-    ]
-    return Section(key="kept", title="How much of the KV cache is read?", say=say, items=items)
+    share = page.Axis(name="share of what dense attention reads", low=0, high=1, form=".0%")
+    tokens = page.Axis(name="mean tokens", low=0, form=".0f")
+    charts = []
+    for metric, key, title, y, say in (
+        (DENSITY, "kept-kv", "Keys and values that decoding read", share, "share"),
+        (LENGTH, "answer-length", "Tokens of an answer", tokens, "length"),
+    ):
+        lines, say = _run_lines(runs, [_by_step(r, metric) for r in runs]), page.TEXTS["kept"][say]
+        charts.append(
+            page.thin_points(page.Chart(key=key, title=title, x=STEP, y=y, lines=lines, say=say))
+        )
+    return page.Section.named("kept", charts)
 
 
-def _metric_chart(
-    runs: Sequence[RunFolder], metric: str, key: str, title: str, y: Axis, say: str
-) -> Chart:
-    lines = _run_lines(runs, lambda run: _by_step(run, metric))
-    return thin_points(Chart(key=key, title=title, x=STEP, y=y, lines=lines, say=say))
-
-
-def time_section(runs: Sequence[RunFolder]) -> Section | None:
+def time_section(runs: Sequence[RunFolder]) -> page.Section | None:
     """Dense against sparse where it was timed, and medians of the parts of a step."""
-    items: list[Item] = [_speed_bars(run.speed, run.number) for run in runs if run.speed]
+    items: list[page.Item] = [_speed_bars(run.speed, run.number) for run in runs if run.speed]
     trained = [run for run in runs if run.values(STEP_SECONDS)]
     items += [_step_time_bars(trained)] if trained else []
-    if not items:
-        return None
-    say = (
-        "Selecting pages costs a little at every step, and reading less saves in proportion to the "
-        "length: on short texts selection can cost more than it saves, on long ones it pays."
-    )
-    title = "What does it cost and save?"
-    return Section(key="time", title=title, say=say, items=items)
+    return page.Section.named("time", items) if items else None
 
 
-def _speed_bars(speed: Speed, number: int) -> Bars:
+def _speed_bars(speed: Speed, number: int) -> page.Bars:
     groups = []
     for case in speed.cases:
         pairs = (("dense", case.dense_ms), ("sparse", case.sparse_ms))
         bars = [
-            Bar(name=role, value=median(taken), role=role, interval=(min(taken), max(taken)))
+            page.Bar(name=role, value=median(taken), role=role, interval=(min(taken), max(taken)))
             for role, taken in pairs
         ]
-        groups.append(BarGroup(name=case.name, bars=bars, say=verdict(case.speed_up)))
+        groups.append(page.BarGroup(name=case.name, bars=bars, say=verdict(case.speed_up)))
     how = (
         f"{speed.note} {speed.machine.describe()}. Medians of {len(speed.cases[0].dense_ms)} "
         "alternating rounds; whiskers: fastest and slowest."
     )
     key, title = f"speed-{number}", "Dense against sparse on this machine"
-    say = " ".join([*map(told, speed.cases), how])
-    return Bars(key=key, title=title, unit="ms per step", groups=groups, say=say)
+    say = " ".join([*map(describe_case, speed.cases), how])
+    return page.Bars(key=key, title=title, unit="ms per step", groups=groups, say=say)
 
 
-def told(case: SpeedCase) -> str:
+def describe_case(case: SpeedCase) -> str:
     """A sentence on a timed case: what was timed, and why it came out so."""
     return f"{case.name} ({case.what}): {case.why}."
 
@@ -348,16 +299,16 @@ def verdict(ratio: float) -> str:
     return f"Sparse is {ratio:.2f}x faster" if ratio > 1 else f"Sparse is {1 / ratio:.2f}x slower"
 
 
-def _step_time_bars(runs: Sequence[RunFolder]) -> Bars:
+def _step_time_bars(runs: Sequence[RunFolder]) -> page.Bars:
     groups = []
     for run in runs:
         bars = [
-            Bar(name=name, value=median(y for _, y in seconds), role=f"ramp-{2 * number + 1}")
+            page.Bar(name=name, value=median(y for _, y in seconds), role=f"ramp-{2 * number + 1}")
             for number, (name, metric) in enumerate(PARTS.items())
             if (seconds := run.values(metric))
         ]
         total = median(value for _, value in run.values(STEP_SECONDS))
-        groups.append(BarGroup(name=run.name, bars=bars, say=f"{total:.1f} s per step"))
+        groups.append(page.BarGroup(name=run.name, bars=bars, say=f"{total:.1f} s per step"))
     say = "Medians over the steps. On large models with long answers the rollout is most of it."
     title = "Time of a training step"
-    return Bars(key="step-parts", title=title, unit="s", form=".2f", groups=groups, say=say)
+    return page.Bars(key="step-parts", title=title, unit="s", form=".2f", groups=groups, say=say)

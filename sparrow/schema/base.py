@@ -45,21 +45,14 @@ Float32Matrix = Annotated[npt.NDArray[np.float32], _Array("float32", 2)]
 
 
 class FieldError(ValueError):
-    """Raised for fields that contradict each other.
+    """Raised for a field that contradicts others; a caller can add where its value came from."""
 
-    `problems` maps a field to (its value, what is allowed), so that a caller can add where the
-    value came from.
-    """
-
-    def __init__(self, record: str, problems: Mapping[str, tuple[object, str]]) -> None:
-        super().__init__(record, problems)
-        self.problems = problems
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(field, value, allowed)
+        self.field, self.value, self.allowed = field, value, allowed
 
     def __str__(self) -> str:
-        return "; ".join(
-            f"{self.args[0]}.{field}: got {value!r}, allowed: {allowed}"
-            for field, (value, allowed) in self.problems.items()
-        )
+        return f"{self.field}: got {self.value!r}, allowed: {self.allowed}"
 
 
 class Record(BaseModel):
@@ -102,7 +95,7 @@ class Record(BaseModel):
         """Raise FieldError unless `holds`. given: the value to show instead of the field's."""
         if not holds:
             value = attrgetter(field)(self) if given is None else given
-            raise FieldError(type(self).__name__, {field: (value, allowed)})
+            raise FieldError(field, value, allowed)
 
     def _refuse(self, name: str, bad: npt.NDArray[np.bool_], allowed: str) -> None:
         """Raise FieldError if any token is marked in `bad`."""
@@ -239,9 +232,10 @@ def problems(error: ValidationError) -> str:
 
 def _problem(detail: Any) -> str:
     cause = detail.get("ctx", {}).get("error")
-    place = ".".join(map(str, detail["loc"]))
+    place = printable(".".join(map(str, detail["loc"])))
     if cause is not None:
-        return f"{place}: {cause}" if place else str(cause)
+        joint = "." if isinstance(cause, FieldError) else ": "
+        return f"{place}{joint}{cause}" if place else str(cause)
     return f"{place}: {detail['msg']}, got {str(detail['input'])[:80]!r}"
 
 

@@ -87,9 +87,10 @@ class CalibrateConfig(Record):
     out: Directory | None = option(None, "Default: runs/calibrate-MODEL.")
 
     python_arguments: ClassVar = ("model", "rows")
+    alternatives: ClassVar = ({"task": ("length",), "rows": ("columns",), "texts": (), "ids": ()},)
 
     def _check(self) -> None:
-        refuse_many("CalibrateConfig", {"prompts": self.prompts, "samples": self.samples})
+        refuse_many({"prompts": self.prompts, "samples": self.samples})
         sources = {name: getattr(self, name) for name in ("task", "rows", "texts", "ids")}
         chosen = [name for name, value in sources.items() if value is not None]
         last = (chosen or ["task"])[-1]

@@ -4,7 +4,7 @@ A field that may be None must default to None, because TOML has no None.
 """
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -59,7 +59,8 @@ class AttentionConfig(Record):
     budget: Budget | None = None
     # Budgets by length: the name of a published schedule (sparrow presets), or a file.
     schedule: Name | None = None
-    # The flow that selects pages: FILE[:name] or a built-in name. None: that of the schedule.
+    # The flow that selects pages: FILE[:name] or a built-in name. None: that of the schedule, or
+    # block_mean with a budget.
     flow: Name | None = None
     # Dense, whatever budget or schedule are set: turns the sparsity of a recipe off.
     dense: bool = False
@@ -67,11 +68,16 @@ class AttentionConfig(Record):
     force: bool = False
 
     def _check(self) -> None:
-        scheduled = self.schedule is not None
-        self.require(scheduled or not self.force, "force", "true only with a schedule")
-        self.require(scheduled or self.flow is None, "flow", "only with a schedule")
-        alone = not scheduled or self.budget is None
-        self.require(alone, "schedule", "one of budget and schedule, or neither")
+        check_attention(self)
+
+
+def check_attention(config: Any) -> None:
+    """Refuse settings of attention that contradict each other."""
+    scheduled, fixed = config.schedule is not None, config.budget is not None
+    config.require(scheduled or not config.force, "force", "false without a schedule")
+    sparse = scheduled or fixed or config.flow is None
+    config.require(sparse, "flow", "none without a budget or a schedule: set one of them too")
+    config.require(not (scheduled and fixed), "schedule", "one of budget and schedule, or neither")
 
 
 class ChatConfig(Record):
@@ -129,6 +135,11 @@ class GenerateConfig(Record):
         "system": "chat.system",
         "out": "run.out",
     }
+
+    alternatives: ClassVar = (
+        {"attention.budget": (), "attention.schedule": ("attention.force",)},
+        {"prompts": ("raw",), "messages": ()},
+    )
 
     def _check(self) -> None:
         greedy = self.sampling.temperature == 0 or self.sampling.top_k == 1
@@ -202,6 +213,8 @@ class PushConfig(Record):
     repository: Name = argument(..., "Where to: owner/name on the Hugging Face hub.")
     step: StepsOrZero | None = option(None, "Push this checkpoint. Default: the run's model.")
     public: bool = option(False, "Everybody may see it; without this it is private.")
+
+    shortcuts: ClassVar = {"checkpoint": "step"}  # its name in `sparrow eval`
 
 
 class ReportConfig(Record):

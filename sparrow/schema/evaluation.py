@@ -1,11 +1,12 @@
 """The configuration of `sparrow eval`, and its result: accuracy by source and length."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sparrow.schema.base import Record, Table
-from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype
+from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype, check_attention
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
     Budget,
@@ -15,7 +16,6 @@ from sparrow.schema.types import (
     RowNumber,
     Seed,
     Several,
-    StepsOrZero,
     Temperature,
     Tokens,
     refuse_many,
@@ -23,6 +23,17 @@ from sparrow.schema.types import (
 
 ROWS = 32  # of each task and length, where no number is given
 FILE_TOKENS = 4096  # of an answer to a row of a file
+LISTED = 5  # rows that were left out
+NOT_COLUMNS = ("passes", "reasons", "skipped", "fault")  # of a table of cells
+
+
+def _step_or_latest(value: int | str) -> int | str:
+    if value != "latest" and (isinstance(value, str) or value < 0):
+        raise ValueError("a step that has a checkpoint, such as 20, or latest")
+    return value
+
+
+Checkpoint = Annotated[int | str, AfterValidator(_step_or_latest)]
 Window = Annotated[Tokens, Field(multiple_of=16)]
 
 
@@ -32,7 +43,7 @@ class EvalConfig(Record):
     model: Name = argument(
         ..., "A name, a folder, owner/name, or the run directory of a run that has ended."
     )
-    checkpoint: StepsOrZero | Literal["latest"] | None = option(
+    checkpoint: Checkpoint | None = option(
         None, "Of a run that has not ended: a step that has a checkpoint, or latest."
     )
     task: Several[Name] = option((), "A puzzle or gym/NAME. Default: the three puzzles.")
@@ -66,13 +77,20 @@ class EvalConfig(Record):
 
     shortcuts: ClassVar = {"file": "rows"}
     python_arguments: ClassVar = ("model", "rows")
+    alternatives: ClassVar = (
+        {"task": ("length",), "rows": ("columns", "reward")},
+        {"budget": (), "window": (), "schedule": ("force",)},
+    )
 
     def _check(self) -> None:
-        refuse_many("EvalConfig", {"prompts": self.prompts or ROWS, "samples": self.samples})
+        refuse_many({"prompts": self.prompts or ROWS, "samples": self.samples})
         tasks, out = self.rows is None, self.out
         self.require(tasks or not self.task, "task", "one of task and rows")
         self.require(tasks or not self.length, "length", "without rows of a file")
         self.require(not (tasks and self.reward), "reward", "for rows; tasks judge their own")
+        check_attention(self)
+        alone = self.window is None or (self.budget is None and self.schedule is None)
+        self.require(alone, "window", "one of budget, window and schedule")
         same = self.samples > 1 and self.temperature == 0
         self.require(not same, "samples", "1 at temperature 0, where all answers are the same")
         new = out is None or (not out.exists() and out.absolute().parent.is_dir())
@@ -123,6 +141,8 @@ class EvaluationCell(Record):
     wrong: float | None = None  # share that ended in time and is not right
     reasons: tuple[Reason, ...]  # most frequent first
     skipped: tuple[str, ...]  # rows whose prompts do not fit, and why
+    failed: int = 0  # answers that could not be judged; they count as wrong
+    fault: str = ""  # why the first of them could not
 
     @property
     def name(self) -> str:
@@ -132,7 +152,7 @@ class EvaluationCell(Record):
     def row(self) -> dict[str, Any]:
         columns = super().row()
         columns |= {f"pass@{attempt.k}": attempt.estimate.value for attempt in self.passes}
-        return {key: v for key, v in columns.items() if key not in ("passes", "reasons", "skipped")}
+        return {key: value for key, value in columns.items() if key not in NOT_COLUMNS}
 
 
 class Evaluation(Table, Record):
@@ -153,3 +173,18 @@ class Evaluation(Table, Record):
     def summary(self) -> str:
         """The accuracy of every cell, in one line."""
         return ", ".join(f"{cell.name} {cell.mean.value:.2f}" for cell in self.cells)
+
+    @property
+    def problems(self) -> list[str]:
+        """Rows that were left out and judgements that failed, a line for each kind."""
+        left_out = [*self.left_out, *(problem for cell in self.cells for problem in cell.skipped)]
+        judged = sum(cell.rows * cell.samples for cell in self.cells)
+        fault = next((cell.fault for cell in self.cells if cell.failed), "")
+        return describe_problems(left_out, sum(cell.failed for cell in self.cells), judged, fault)
+
+
+def describe_problems(left_out: Sequence[str], failed: int, judged: int, fault: str) -> list[str]:
+    """Describe rows that were left out and verdicts that failed, with the first reasons."""
+    rows = f"{len(left_out)} rows are left out: {'; '.join(left_out[:LISTED])}"
+    verdicts = f"{failed} of {judged} verdicts failed and gave 0: {fault}"
+    return [*([rows] if left_out else []), *([verdicts] if failed else [])]

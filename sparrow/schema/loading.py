@@ -13,10 +13,10 @@ import json
 import re
 import tomllib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import reduce
 from importlib.resources import files as package_files
-from itertools import islice
 from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -77,10 +77,12 @@ def load_config(cls: type[Root], files: Sequence[str | Path], words: Sequence[st
 def resolve(cls: type[Root], files: Sequence[str | Path], layers: Sequence[Layer]) -> Root:
     """Merge files and layers, and validate the result."""
     verb = cls.__name__.removesuffix("Config").lower()
-    layers = [*(read_file(name, verb) for name in files), *layers]
+    file_layers = [read_file(name, verb) for name in files]
     # From JSON, pydantic accepts lists as tuples and text as paths, and is strict otherwise. No
     # field takes a TOML date: as [[...]] it is refused with its key.
-    merged = merge(*(layer.table for layer in layers))
+    options = merge(*(layer.table for layer in layers))
+    merged = merge_settings(cls, *(layer.table for layer in file_layers), options)
+    layers = [*file_layers, *layers]
     try:
         return cls.model_validate_json(json.dumps(merged, default=lambda date: [[str(date)]]))
     except ValidationError as error:
@@ -128,7 +130,8 @@ def find_config(verb: str, name: str | Path) -> Path:
     shipped = shipped_configs(verb)
     if text not in shipped and not isfile(text):
         allowed = " or one of ".join(["a file", *([", ".join(shipped)] if shipped else [])])
-        raise ConfigError(f"{verb}: got {_described(text)}, allowed: {allowed}")
+        hint = f"; a model is set by --model {printable(text)}" if verb == "train" else ""
+        raise ConfigError(f"{verb}: got {_described(text)}, allowed: {allowed}{hint}")
     return shipped.get(text, path)
 
 
@@ -136,6 +139,9 @@ def read_file(name: str | Path, verb: str) -> Layer:
     """Read a TOML file: a path, or the name of a shipped file of the verb."""
     path = find_config(verb, name)
     source = f"{FILE}{path}"
+    if path.is_dir():
+        resume = f"; to resume the run: {path / RESOLVED}" if (path / RESOLVED).is_file() else ""
+        raise ConfigError(f"expected a TOML file, got a folder; a model: --model {path}{resume}")
     try:
         text = read_text(path, most=MOST_BYTES)
     except ValueError as error:
@@ -171,6 +177,33 @@ def _checked(table: Table, source: str) -> Table:
 def merge(*tables: Table) -> Table:
     """Merge tables; values of later ones take precedence, lists are replaced."""
     return reduce(_overlay, tables, {})
+
+
+def merge_settings(cls: type[Record], *tables: Table) -> Table:
+    """Merge tables of a configuration; a setting replaces its alternatives in earlier tables.
+
+    `alternatives` of a class are groups of settings of which one is set, each with the settings
+    that belong to it: where `data.rows` replaces `data.task`, `data.length` goes too.
+    """
+    merged: Table = {}
+    for table in tables:
+        for group in getattr(cls, "alternatives", ()):
+            chosen = [key for key in group if _pop(deepcopy(table), key)]
+            for key in group if chosen else ():
+                if key not in chosen and _pop(merged, key):
+                    for dependent in group[key]:
+                        _pop(merged, dependent)
+        merged = deepcopy(merge(merged, table))
+    return merged
+
+
+def _pop(table: Table, key: str) -> Any:
+    """Remove the value at a dotted key and return it, or None."""
+    *sections, name = key.split(".")
+    for section in sections:
+        inner = table.get(section)
+        table = inner if isinstance(inner, dict) else {}
+    return table.pop(name, None)
 
 
 def _overlay(below: Table, above: Table) -> Table:
@@ -347,29 +380,27 @@ def _refuse(word: str, *, any_text: bool = False) -> None:
 
 def _explained(cls: type[Record], error: ValidationError, layers: Sequence[Layer]) -> ConfigError:
     """Turn validation errors of the merged layers into lines with their sources."""
-    lines = (line for detail in error.errors() for line in _lines(cls, detail, layers))
-    shown = list(islice(lines, MOST_PROBLEMS))
+    shown = [_line(cls, detail, layers) for detail in error.errors()[:MOST_PROBLEMS]]
     left = error.error_count() - len(shown)
     return ConfigError(*shown, *([f"and {left} more problems"] if left > 0 else []))
 
 
-def _lines(cls: type[Record], detail: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[str]:
+def _line(cls: type[Record], detail: Mapping[str, Any], layers: Sequence[Layer]) -> str:
     path: KeyPath = detail["loc"]
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, FieldError):
-        for field, (value, allowed) in cause.problems.items():
-            yield _refusal((*path, *field.split(".")), value, allowed, layers)
-    elif detail["type"] == "missing":
-        yield f"{_dotted(path)}: missing{_files(layers, 'in')}, has no default"
-    elif detail["type"] == "extra_forbidden":
+        place = (*path, *cause.field.split("."))
+        return _refusal(place, cause.value, cause.allowed, layers)
+    if detail["type"] == "missing":
+        return f"{_dotted(path)}: missing{_files(layers, 'in')}, has no default"
+    if detail["type"] == "extra_forbidden":
         fields = section_fields(kind_at(cls, path[:-1]))
         close = difflib.get_close_matches(str(path[-1]), fields, n=1)
         allowed = ", ".join(fields) + "".join(f"; did you mean {match}?" for match in close)
-        yield _refusal(path, detail["input"], allowed, layers, fault="unknown key, got")
-    else:
-        allowed = str(cause or detail["msg"].removeprefix("Input should be "))
-        allowed = "a table" if allowed == "an object" else allowed
-        yield _refusal(path, detail["input"], allowed, layers)
+        return _refusal(path, detail["input"], allowed, layers, fault="unknown key, got")
+    allowed = str(cause or detail["msg"].removeprefix("Input should be "))
+    allowed = "a table" if allowed == "an object" else allowed
+    return _refusal(path, detail["input"], allowed, layers)
 
 
 def _refusal(

@@ -87,7 +87,7 @@ class RolloutConfig(Record):
     sleep: bool = True  # the engine frees its memory during the update
 
     def _check(self) -> None:
-        refuse_many("RolloutConfig", {"prompts": self.prompts, "samples": self.samples})
+        refuse_many({"prompts": self.prompts, "samples": self.samples})
 
 
 class Choice(Record):
@@ -161,7 +161,7 @@ class ValidationConfig(Record):
     sparse: bool = False  # by the training's schedule; otherwise dense
 
     def _check(self) -> None:
-        refuse_many("ValidationConfig", {"prompts": self.prompts, "samples": self.samples})
+        refuse_many({"prompts": self.prompts, "samples": self.samples})
 
     _older = older_rows
 
@@ -207,11 +207,14 @@ class RateConfig(OptimiserConfig):
     weight_decay: Weight = 0.0
 
 
+_OF_ROWS = ("rollout.max_prompt", "validation")  # settings that are for certain rows
+
+
 class TrainConfig(Record):
     """`sparrow train`."""
 
     model: TrainModelConfig
-    data: RowsConfig
+    data: RowsConfig = Field({}, validate_default=True)  # refused: a task or rows must be set
     chat: ChatConfig = ChatConfig()
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -246,6 +249,17 @@ class TrainConfig(Record):
         "out": "run.out",
     }
     python_arguments: ClassVar = ("model", "rows")
+    # Settings that replace each other, with what a recipe says for their sake.
+    alternatives: ClassVar = (
+        {
+            "data.task": ("data.length", "data.first", "data.prompts", *_OF_ROWS),
+            "data.rows": ("data.columns", "data.reward", *_OF_ROWS),
+        },
+        {
+            "rollout.attention.budget": (),
+            "rollout.attention.schedule": ("rollout.attention.force",),
+        },
+    )
 
     def _check(self) -> None:
         name, prompts = self.algorithm.name, self.rollout.prompts

@@ -123,11 +123,11 @@ older_rows = model_validator(mode="before")(_rows)
 older_out = model_validator(mode="before")(partial(renamed, dir="out"))
 
 
-def refuse_many(record: str, counts: Mapping[str, int]) -> None:
+def refuse_many(counts: Mapping[str, int]) -> None:
     """Refuse more answers in one batch than MOST_ANSWERS."""
     product = 1
     for field, count in counts.items():
         product *= count
         if product > MOST_ANSWERS:
             allowed = f"{' x '.join(counts)} <= {MOST_ANSWERS} answers in all"
-            raise FieldError(record, {field: (count, allowed)})
+            raise FieldError(field, count, allowed)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparrow.schema.schedule import DENSE, Schedule
 
+MOST_BINS = 64  # of a schedule, unless a table is made for more
 NO_BIN = 2**31 - 1  # start of a bin that is not there: no length reaches it
 
 
@@ -28,7 +29,7 @@ class BudgetTable:
         layers: int,
         kv_heads: int = 1,
         schedules: int = 15,
-        bins: int = 64,
+        bins: int = MOST_BINS,
         device: torch.device | str = "cpu",
     ) -> None:
         """Room for `schedules` beside the dense slot, each of at most `bins` bins."""
@@ -70,7 +71,7 @@ class BudgetTable:
 
     def _write(self, slot: int, schedule: Schedule) -> None:
         layers, _, bins, kv_heads = self._budgets_LAEG.shape
-        _check_fit(schedule, layers=layers, kv_heads=kv_heads, bins=bins)
+        check_fit(schedule, layers=layers, kv_heads=kv_heads, bins=bins)
         spare = (0, bins - len(schedule.lengths))
         starts_E = np.pad(schedule.lengths, spare, constant_values=NO_BIN)
         budgets_LEG = np.array(
@@ -86,7 +87,8 @@ class BudgetTable:
         self._budgets_LAEG[:, slot].copy_(torch.from_numpy(budgets_LEG))
 
 
-def _check_fit(schedule: Schedule, *, layers: int, kv_heads: int, bins: int) -> None:
+def check_fit(schedule: Schedule, *, layers: int, kv_heads: int, bins: int = MOST_BINS) -> None:
+    """Refuse a schedule that names layers or heads that a model does not have."""
     named = {*schedule.dense_layers, *(item.layer for item in schedule.layers)}
     beyond = sorted(layer for layer in named if layer >= layers)
     of_heads = {item.head for item in schedule.layers if item.head is not None}

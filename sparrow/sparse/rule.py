@@ -18,6 +18,7 @@ from sparrow.sparse.flows import interpret
 from sparrow.sparse.flows.flow import Flow, Program, check_weights, trace
 from sparrow.sparse.flows.interpret import ScoreContext
 from sparrow.sparse.flows.library import block_mean
+from sparrow.sparse.flows.loading import FORCE
 
 if TYPE_CHECKING:
     from sparrow.sparse.compile.launch import Compiled
@@ -100,6 +101,9 @@ class Rule:
 
         Only `ops.using("reference")` runs definitions on a GPU, slowly and without graphs.
         """
+        beyond = sorted(layer for layer in self.dense_layers if not 0 <= layer < layers)
+        if beyond:
+            raise ValueError(f"Rule.dense_layers {beyond}: the model has layers 0 to {layers - 1}")
         program = trace(self.flow, page, head_size, group)
         check_weights(program, layers=layers, kv_heads=kv_heads)
         if device.type == "cuda":
@@ -234,8 +238,7 @@ def _advice(wrong: Mapping[str, Any]) -> str:
     force = ", ".join(f"{field}={value!r}" for field, value in wrong.items())
     return (
         f"use one that fits, or force this one: schedule.forced_onto({force}), on the command line "
-        "--attention.force=true (generate), --rollout.attention.force=true (train) or --force "
-        "(eval, calibrate)"
+        f"{FORCE}"
     )
 
 
@@ -261,4 +264,4 @@ def _block_mean_kernels(program: Program, tensor: Tensor) -> ModuleType | None:
         return None
     from sparrow.ops.cpu import pages  # numba takes a second to import
 
-    return pages if pages.fits("score_pages", tensor.dtype, program.head_size) else None
+    return pages if pages.supports_dtype("score_pages", tensor.dtype, program.head_size) else None

@@ -49,6 +49,12 @@ class Verdict(NamedTuple):
 RIGHT = Verdict(1.0, 1.0, "right")
 
 
+class FailedVerdict(Verdict):
+    """A verdict of 0 because the answer could not be judged: its reward function failed."""
+
+    fault = "errors"  # its kind: timeouts, crashes or errors
+
+
 def wrong(reason: str) -> Verdict:
     return Verdict(0.0, 0.0, reason)
 
@@ -179,9 +185,9 @@ def check_seed(name: str, seed: int, length: int, lengths: tuple[int, int]) -> N
 
 
 def check_json(value: Any, where: str) -> None:
-    """Refuse values that JSON does not preserve: dates, bytes, lone surrogates, other keys."""
+    """Refuse values that JSON does not preserve: dates, bytes, lone surrogates, inf, other keys."""
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
         same = json.loads(text) == value
     except (TypeError, ValueError, RecursionError):

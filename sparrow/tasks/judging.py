@@ -13,7 +13,8 @@ A reward function has one of two signatures:
     reward(text, answer)    any of text, answer, data_source and extra_info, by name
     compute_score(data_source, solution_str, ground_truth, extra_info)    verl's, by position
 
-and returns a number, a bool, or a dict with "score" and, where it has them, "acc" and "reason".
+and returns a number, a bool, or a dict with "score" and, where it has them, "acc" (0 to 1) and
+"reason".
 """
 
 import asyncio
@@ -26,12 +27,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from sparrow.functions import resolve
 from sparrow.processes.supervisor import MESSAGE_CHARACTERS, describe
 from sparrow.processes.worker import Worker, WorkerFault
-from sparrow.tasks.base import RIGHT, Example, Verdict, check_json, wrong
+from sparrow.tasks.base import RIGHT, Example, FailedVerdict, Verdict, check_json
 
 Score = Callable[[str, str, Any, Mapping[str, Any]], Any]  # verl's compute_score
 SETTING = "data.reward"
@@ -44,11 +45,8 @@ LONGEST = 1 << 16  # bytes of a verdict
 LARGEST = 1e9  # score: sums of squares of a batch stay far from overflow
 
 
-class Outcome(NamedTuple):
-    """A verdict, and the kind of fault if the reward function failed."""
-
-    verdict: Verdict
-    fault: Literal["timeouts", "crashes", "errors"] | None = None
+class Unjudged(ValueError):
+    """Every verdict of a training step or of an evaluation failed."""
 
 
 class _Job(NamedTuple):
@@ -56,8 +54,21 @@ class _Job(NamedTuple):
     future: "Future[Verdict]"
 
 
-class _Closing:
-    """Closes at the end of a with-block."""
+class _Judge:
+    """Counts verdicts, and closes at the end of a with-block."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.last_fault = ""  # the reason of the last verdict that failed
+        self._lock = threading.Lock()
+
+    def _count(self, verdict: Verdict) -> Verdict:
+        with self._lock:
+            self.counts["judged"] += 1
+            if isinstance(verdict, FailedVerdict):
+                self.counts[verdict.fault] += 1
+                self.last_fault = verdict.reason
+        return verdict
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +80,7 @@ class _Closing:
         """Release what it holds."""
 
 
-class Judges(_Closing):
+class Judges(_Judge):
     """Verdicts by a reward function in worker processes, each of which can be killed alone.
 
     score: module:function or path/to/file.py:function, with a signature of the module docstring
@@ -95,10 +106,8 @@ class Judges(_Closing):
             raise ValueError(f"workers must be at least 1, got {workers}")
         if not 0 < deadline < math.inf:
             raise ValueError(f"deadline must be above 0 seconds, got {deadline}")
-        self.counts: Counter[str] = Counter()
-        self.last_fault = ""  # the reason of the last verdict that failed
+        super().__init__()
         self._score, self._deadline = score, deadline
-        self._lock = threading.Lock()
         self._closed = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         target = f"{__name__}:make_scorer"
@@ -138,26 +147,25 @@ class Judges(_Closing):
         while (job := self._jobs.get()) is not None:
             if not job.future.set_running_or_notify_cancel():
                 continue  # cancelled
-            outcome = self._judge(worker, job.question)
-            if outcome.fault and self._closed:  # killed by close()
+            verdict = self._judge(worker, job.question)
+            if isinstance(verdict, FailedVerdict) and self._closed:  # killed by close()
                 job.future.set_exception(ValueError(CLOSED))
                 continue
-            self._count(outcome)
-            job.future.set_result(outcome.verdict)
+            job.future.set_result(self._count(verdict))
             with contextlib.suppress(ValueError):  # the next text tries again and reports it
                 worker.start()
 
-    def _judge(self, worker: Worker, question: list[Any]) -> Outcome:
+    def _judge(self, worker: Worker, question: list[Any]) -> Verdict:
         """Ask a worker; a late, dead or garbled one is killed, and the next text starts another."""
         try:
             self._wait(worker)
-            return _outcome(worker.ask(question, self._deadline))
+            return _received(worker.ask(question, self._deadline))
         except WorkerFault as fault:
             late, reason = fault.kind == "late", f"the verifier was killed: {fault}"
         except Exception as error:  # otherwise the caller would wait forever
             late, reason = False, f"the verifier did not start: {error!s:.500}"
         worker.kill()
-        return Outcome(wrong(reason), "timeouts" if late else "crashes")
+        return _failed(reason, "timeouts" if late else "crashes")
 
     def _wait(self, worker: Worker) -> None:
         """Wait until a worker is ready, without a deadline; raise ValueError if it fails."""
@@ -165,13 +173,6 @@ class Judges(_Closing):
             worker.wait()
         except WorkerFault as fault:
             raise ValueError(f"{self._score} cannot be loaded: {fault}") from fault
-
-    def _count(self, outcome: Outcome) -> None:
-        with self._lock:
-            self.counts["judged"] += 1
-            if outcome.fault:
-                self.counts[outcome.fault] += 1
-                self.last_fault = outcome.verdict.reason
 
     def close(self) -> None:
         """Kill all workers, whatever they are doing; pending calls raise ValueError."""
@@ -188,16 +189,15 @@ class Judges(_Closing):
             self._jobs.put(None)
 
 
-class InProcess(_Closing):
+class InProcess(_Judge):
     """Verdicts in this process: by a puzzle, or by a function defined in a notebook cell.
 
     It has the interface of `Judges`, but no deadline and no isolation.
     """
 
     def __init__(self, reward: Callable[[Example, str], Verdict]) -> None:
+        super().__init__()
         self._reward = reward
-        self.counts: Counter[str] = Counter()
-        self.last_fault = ""
 
     @classmethod
     def of_function(cls, function: Callable[..., Any]) -> Self:
@@ -211,23 +211,26 @@ class InProcess(_Closing):
 
     async def __call__(self, example: Example, text: str) -> Verdict:
         """Judge a text now; an exception gives reward 0 and is counted."""
-        self.counts["judged"] += 1
         try:
-            return self._reward(example, text)
-        except Exception as error:  # a user's code: anything may be raised
-            self.counts["errors"] += 1
-            self.last_fault = f"the verifier raised {describe(error)}"
-            return wrong(self.last_fault)
+            return self._count(self._reward(example, text))
+        except (Exception, SystemExit) as error:  # a user's code: anything may be raised
+            return self._count(_failed(f"the verifier raised {describe(error)}"))
 
 
-def _outcome(answer: Any) -> Outcome:
+def _failed(reason: str, fault: str = "errors") -> Verdict:
+    verdict = FailedVerdict(0.0, 0.0, reason)
+    verdict.fault = fault
+    return verdict
+
+
+def _received(answer: Any) -> Verdict:
     """Read a worker's answer; anything but a valid verdict is a fault."""
     match answer:
         case {"error": str(error), **rest} if not rest:
-            return Outcome(wrong(f"the verifier raised {error[:MESSAGE_CHARACTERS]}"), "errors")
+            return _failed(f"the verifier raised {error[:MESSAGE_CHARACTERS]}")
         case {"score": float(score), "acc": float(acc), "reason": str(reason), **rest} if not rest:
-            if abs(score) <= LARGEST and abs(acc) <= LARGEST:
-                return Outcome(Verdict(score, acc, reason[:MESSAGE_CHARACTERS]))
+            if abs(score) <= LARGEST and 0 <= acc <= 1:
+                return Verdict(score, acc, reason[:MESSAGE_CHARACTERS])
     raise WorkerFault("garbled", "its answer is not a verdict")
 
 
@@ -251,6 +254,8 @@ def make_scorer(score: str, preload: list[str]) -> Callable[[list[Any]], dict[st
 
 def adapted(function: Callable[..., Any]) -> Score:
     """Return a reward function with verl's signature, whichever of the two it has."""
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f"{SETTING}: expected {SIGNATURES}, got async {function.__name__}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a callable of C
@@ -269,25 +274,27 @@ def adapted(function: Callable[..., Any]) -> Score:
 
 
 def parse_verdict(result: Any) -> Verdict:
-    """Make a verdict of a number, or of a dict with score, acc and reason.
+    """Make a verdict of a number, of a dict with score, acc and reason, or of a verdict.
 
     Without acc, a text is right if its score is at least 1. Scores are not clipped.
     """
+    if isinstance(result, Verdict):
+        result = result._asdict()
     fields = result if isinstance(result, Mapping) else {"score": result}
-    score = _number("score", fields.get("score"))
+    score = _number("score", fields.get("score"), -LARGEST, LARGEST)
     acc = fields.get("acc")
-    right = float(score >= 1) if acc is None else _number("acc", acc)
+    right = float(score >= 1) if acc is None else _number("acc", acc, 0, 1)
     reason = fields.get("reason")
     if not isinstance(reason, str):
         reason = RIGHT.reason if right >= 1 else "the verifier does not call it right"
     return Verdict(score, right, reason[:MESSAGE_CHARACTERS])
 
 
-def _number(what: str, value: Any) -> float:
+def _number(what: str, value: Any, low: float, high: float) -> float:
     """Return a number within bounds, also of a numpy scalar; text is refused."""
     if value is None or isinstance(value, str | bytes):
         raise ValueError(f"{what} must be a number, got {value!r:.80}")
     number = float(value)
-    if not abs(number) <= LARGEST:
-        raise ValueError(f"{what} must be {-LARGEST:g} to {LARGEST:g}, got {number}")
+    if not low <= number <= high:
+        raise ValueError(f"{what} must be {low:g} to {high:g}, got {number}")
     return number

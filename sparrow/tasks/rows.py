@@ -155,7 +155,7 @@ class FileRows:
             except ValueError as error:
                 problems.append(f"row {number}: {error}")
         return cls(
-            name=str(place),
+            name="your rows" if files[0].parent == cache_folder("rows") else str(place),
             content=files_digest(files),
             examples=tuple(examples),
             problems=tuple(problems),
@@ -242,14 +242,21 @@ def _digest(parts: Iterable[str]) -> str:
 # Rows in memory.
 
 
-def rows_path(rows: str | Path | Iterable[Mapping[str, Any]]) -> str:
+def rows_path(rows: Any) -> str:
     """Return a path or hub name as it is; write rows in memory to a file and return its path.
 
-    Rows in memory are any mappings: a list of dicts, a Hugging Face dataset. The file is JSON
-    lines in the cache folder, named by the digest of its content.
+    Rows in memory are any mappings: a list of dicts, a Hugging Face dataset, a DataFrame. The file
+    is JSON lines in the cache folder, named by the digest of its content.
     """
     if isinstance(rows, str | Path):
         return str(rows)
+    if isinstance(rows, Mapping):
+        raise ValueError(
+            f"rows: expected a list of dicts, got a dict with {', '.join(map(repr, rows)):.80}; of "
+            "several splits pass one, of columns pandas.DataFrame(rows)"
+        )
+    if type(rows).__name__ == "DataFrame":
+        rows = rows.to_dict("records")
     text = "".join(_json_line(row, number) for number, row in enumerate(rows))
     if not text:
         raise ValueError("rows are empty")

@@ -220,12 +220,11 @@ class Learner:
             reference_kl_R = reference_kl(terms.logprob_T, reference_R)
             total = total + objective.kl * (reference_kl_R * share_R).sum()
         (total * self.world.size).backward()  # FSDP takes the mean over ranks
-        log_r_R = (terms.logprob_T.detach() - terms.old_T).clamp(-20, 20)
         sums = torch.stack(
             [
                 loss.detach(),
                 surrogate.clipped_T.sum(),
-                (log_r_R.exp() - 1 - log_r_R).sum(),
+                reference_kl(terms.old_T, terms.logprob_T.detach()).sum(),
                 reference_kl_R.detach().sum(),
             ]
         )

@@ -67,8 +67,13 @@ class World:
             ) from error
         return items
 
-    def on_all_ranks(self, work: Callable[[], T]) -> list[T]:
-        """Do work on every rank and return all results, by rank; if one fails, all raise."""
+    def on_all_ranks(
+        self, work: Callable[[], T], shared: Sequence[type[Exception]] = ()
+    ) -> list[T]:
+        """Do work on every rank and return all results, by rank; if one fails, all raise.
+
+        shared: exceptions that all ranks raise alike, the first of several; else a ValueError.
+        """
         if self.size == 1:
             return [work()]
         result, problem = None, None
@@ -77,17 +82,21 @@ class World:
         except Exception as error:  # whatever it is: the others must not wait for this rank
             problem = error
         reason = None if problem is None else f"{type(problem).__name__}: {problem}"
-        parts = self.all_gather((result, reason))
-        if problem is not None:
+        parts = self.all_gather((result, problem if type(problem) in shared else reason))
+        if problem is not None and type(problem) not in shared:
             raise problem
-        for rank, (_, reason) in enumerate(parts):
-            if reason is not None:
-                raise ValueError(f"rank {rank} failed: {reason}")
+        kinds: list[type] = [str, *shared]  # str: the reason of any other exception
+        for kind in kinds:
+            for rank, (_, failure) in enumerate(parts):
+                if isinstance(failure, str) and kind is str:
+                    raise ValueError(f"rank {rank} failed: {failure}")
+                if isinstance(failure, kind):
+                    raise kind(f"rank {rank}: {failure}" if str(failure) else "") from problem
         return [result for result, _ in parts]  # type: ignore[misc]
 
-    def on_first_rank(self, work: Callable[[], T]) -> T:
+    def on_first_rank(self, work: Callable[[], T], shared: Sequence[type[Exception]] = ()) -> T:
         """Do work on the first rank and return its result on every rank."""
-        return self.on_all_ranks(lambda: work() if self.is_first else None)[0]  # type: ignore[return-value]
+        return self.on_all_ranks(lambda: work() if self.is_first else None, shared)[0]  # type: ignore[return-value]
 
     def leave(self) -> None:
         if self.joined and distributed.is_initialized():

@@ -107,7 +107,6 @@ def test_without_scripts(browser: "Browser", address: str) -> None:
 def test_words_can_be_read_on_a_phone(browser: "Browser", address: str) -> None:
     with Visit(browser, address, 390, device_scale_factor=2) as page:
         box = page.locator("#reward svg").bounding_box()
-        assert box is not None
         assert 13 * box["width"] / 460 > 9.5  # pixels of the charts' words
         scrolls = "() => document.querySelector('.scroll').scrollWidth > 390"
         assert page.evaluate(scrolls), "the table scrolls inside its own box"
@@ -144,7 +143,6 @@ def test_steps_hold_their_value_under_the_pointer(browser: "Browser", address: s
     with Visit(browser, address) as page:
         drawing = page.locator("#schedule svg")
         box = drawing.bounding_box()
-        assert box is not None
         # The line "all of them" ends at 420 tokens, where 320 are planned since 384.
         drawing.hover(position={"x": box["width"] * 0.57, "y": box["height"] / 2})
         words = page.locator("#schedule .tip").inner_text().split()
@@ -158,8 +156,6 @@ def test_values_under_a_finger(browser: "Browser", address: str) -> None:
         tip = page.locator("#six .tip")
         assert tip.is_visible()
         inner, outer = tip.bounding_box(), page.locator("#six .plot").bounding_box()
-        assert inner is not None
-        assert outer is not None
         assert inner["x"] >= outer["x"]
         assert inner["x"] + inner["width"] <= outer["x"] + outer["width"] + 1
         assert page.evaluate(SIDEWAYS) == 0
@@ -175,7 +171,5 @@ def test_on_paper(browser: "Browser", address: str) -> None:
         assert not page.locator(".toggle").is_visible()
         assert pixels(page.evaluate(BACKGROUND)) == [255, 255, 255]
         left, right = (page.locator(f"#{key}").bounding_box() for key in ("reward", "tail"))
-        assert left is not None
-        assert right is not None
         assert left["y"] == right["y"], "two columns"
         assert page.pdf(format="A4").startswith(b"%PDF")

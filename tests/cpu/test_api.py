@@ -16,11 +16,13 @@ from sparrow.calibration.planning.plan import Unreachable
 from sparrow.dataflow.event_loop import run_coroutine
 from sparrow.dataflow.local.messages import NoCallbacks
 from sparrow.dataflow.stopping import Stopped
+from sparrow.engine import Engine
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow
+from sparrow.sparse.rule import Rule
 from sparrow.tasks.base import decode
 
 FEW: dict[str, Any] = {"max_tokens": 96, "bin": 64, "prompts": 8, "first_round": 8}
@@ -75,6 +77,7 @@ def test_train_and_report(tmp_path: Path) -> None:
     trained = api.train(made, report=said.append)
     assert (trained.folder, trained.model) == (run, run / "model")
     assert models.load(trained.model, device="cpu").spec.layers == 3
+    assert models.load(run, device="cpu").source == trained.model
     assert [line.step for line in trained.metrics] == [0]
     assert "critic/score/mean" in trained.to_pandas().columns
     with pytest.raises(ValueError, match="ended"):
@@ -199,6 +202,32 @@ def test_a_flow_object(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"schedule": schedule, "flow": first_pages, "max_tokens": 4}
     (completion,) = api.generate("tiny", prompt, device="cpu", **arguments)
     assert "first-pages" in completion.attention
+    arguments["schedule"] = Schedule.fixed(64, flow="first-pages")  # by hand: taken by its name
+    (completion,) = api.generate("tiny", prompt, device="cpu", **arguments)
+    assert "first-pages" in completion.attention
+
+
+def test_a_flow_with_a_budget_in_every_verb() -> None:
+    fixed: dict[str, Any] = {"flow": "quest", "budget": 64, "device": "cpu"}
+    prompt = api.puzzle("countdown", length=100).prompt
+    (completion,) = api.generate("tiny", prompt, max_tokens=2, **fixed)
+    few: dict[str, Any] = {"task": "countdown", "length": 100, "prompts": 1, "max_tokens": 2}
+    evaluation = api.evaluate("tiny", **few, **fixed)
+    preview = api.preview("tiny", **fixed)
+    for attention in (completion.attention, evaluation.attention, preview.words["rollout"]):
+        assert "quest" in attention
+        assert "64" in attention
+    for verb, settings in ((api.generate, {}), (api.evaluate, {}), (api.preview, few)):
+        with pytest.raises(ValueError, match="flow"):
+            verb(model="tiny", flow="quest", **settings)
+
+
+def test_a_schedule_of_layers_that_a_model_does_not_have() -> None:
+    schedule = Schedule.fixed(96, dense_layers=(99,))
+    with pytest.raises(ValueError, match="99"):
+        api.preview("tiny", schedule=schedule)
+    with pytest.raises(ValueError, match="99"):
+        Engine(models.load("tiny", device="cpu"), rule=Rule.of(schedule))
 
 
 def test_a_model_has_a_short_repr() -> None:
@@ -221,6 +250,9 @@ def test_chat(tmp_path: Path) -> None:
     assert decode(completion.prompt_ids.tolist()) == "yes x1 </think>"
     assert len(completion.token_ids) <= 4
     assert completion.text is not None
+    chat = {"system": "no", "template": {"thinking": False}}
+    completion = api.chat(model, "x1", system="yes", chat=chat, max_tokens=4)
+    assert decode(completion.prompt_ids.tolist()) == "yes x1 </think>"
     messages = [{"role": "user", "content": "x1"}, {"role": "assistant", "content": "x2"}]
     completion = api.chat(model, [*messages, {"role": "user", "content": "x3"}], max_tokens=4)
     assert decode(completion.prompt_ids.tolist()) == "x1 x2 x3"
@@ -244,3 +276,34 @@ def test_rows_and_a_reward_of_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyP
     evaluation = api.evaluate(run, rows, reward=short, max_tokens=24, device="cpu")
     assert evaluation.cells[0].rows == 4
     assert run.model.name in evaluation.model
+
+    def other(text: str, answer: str) -> float:
+        return 1.0
+
+    other.__name__ = "short"
+    more: Any = {"steps": 2, "out": tmp_path / "run", **settings}
+    with pytest.raises(ValueError, match=r"Changed:.* data\.reward here:short"):
+        api.train(model, rows, reward=other, **more)
+
+
+def test_failed_verdicts_and_unusable_rows_are_told_by_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a script too, which has no progress bar; where all fail it is an error."""
+    monkeypatch.setenv("SPARROW_HOME", str(tmp_path / "cache"))
+
+    def reward(text: str, answer: str) -> float:
+        return 1.0 / float(answer)
+
+    rows = [{"question": f"x{number}", "answer": str(number)} for number in range(3)]
+    rows.append({"question": "x3", "answer": ""})
+    model = model_folder(tmp_path / "model")
+    settings: dict[str, Any] = {"max_tokens": 4, "device": "cpu", "reward": reward}
+    run: dict[str, Any] = {"prompts": 3, "samples": 2, "steps": 1, "out": tmp_path / "run"}
+    for verb, more in ((api.evaluate, {}), (api.train, run)):
+        with pytest.warns(UserWarning, match="1 rows.*of.*ZeroDivisionError") as caught:
+            verb(model, rows, **settings, **more)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+    with pytest.raises(ValueError, match="ZeroDivisionError"):
+        api.evaluate(model, rows[:1], **settings)

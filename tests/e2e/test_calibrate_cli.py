@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.cli import refused, run
+from support.cli import passed, refused, run
 from support.waiting import until
 
 from sparrow.schema.schedule import Schedule
@@ -23,16 +23,14 @@ LITTLE = (*TASK, "-b", "64", "-b", "96")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("calibrated")
     few = ("-n", "9", "--first-round", "9", "--layer-groups", "2")
-    done = run("calibrate", "tiny", *LITTLE, *few, "-o", place)
-    assert done.code == 0, done.stderr
+    done = passed("calibrate", "tiny", *LITTLE, *few, "-o", place)
     assert "block-mean: p05 of acceptance by total length" in done.said
     assert "by layer" in done.stdout
     assert "fewer than 48 prompts" in done.said
     *_, answer, step = done.stdout.splitlines()  # last, after all tables
     assert "0.86" in answer
     assert step.startswith(f"next: sparrow plan {place}")
-    done = run(*step.split()[2:], "--no-plots", "-o", place / "planned")
-    assert done.code == 0, done.stderr
+    done = passed(*step.split()[2:], "--no-plots", "-o", place / "planned")
     surface = Surface.load(place / "surface.json")
     assert (surface.model, surface.budgets) == ("tiny", (64, 96))
     drawn = {file.name for file in (place / "plots").iterdir()}
@@ -42,8 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_plan_its_files_and_a_check(folder: Path, tmp_path: Path) -> None:
     arguments = ("--by", "p05", "-t", "0.3", "--compare", "qwen3-1.7b-0.86", "-o", tmp_path)
-    done = run("plan", folder, *arguments)
-    assert done.code == 0, done.stderr
+    done = passed("plan", folder, *arguments)
     assert "predicted speed-up" in done.said
     assert "the plan beside qwen3-1.7b-0.86" in done.said
     assert "extrapolated" in done.stderr
@@ -54,11 +51,9 @@ def test_a_plan_its_files_and_a_check(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "plots" / "schedule.svg").exists()
 
     check = (*TASK, "-n", "3", "--skip", "100", "--schedule", tmp_path / "schedule.json")
-    done = run("calibrate", "tiny", *check, "--no-plots", "-o", tmp_path / "check")
-    assert done.code == 0, done.stderr
+    done = passed("calibrate", "tiny", *check, "--no-plots", "-o", tmp_path / "check")
     assert "check at target 0.3" in done.stdout
-    done = run("plan", folder, *arguments, "--check", tmp_path / "check")
-    assert done.code == 0, done.stderr
+    done = passed("plan", folder, *arguments, "--check", tmp_path / "check")
     assert json.loads((tmp_path / "plan.json").read_text())["check"]
 
 
@@ -67,11 +62,10 @@ def test_a_target_out_of_reach_exits_1_with_the_nearest(folder: Path, tmp_path: 
     assert done.code == 1
     assert "nearest target that can be kept in every bin" in done.said
     assert not list(tmp_path.iterdir())
-    done = run(
+    done = passed(
         *("plan", folder / "surface.json", "-t", "0.99", "--allow-dense", "-o", tmp_path),
         *("--no-plots", "--json", *PLAIN),
     )
-    assert done.code == 0, done.stderr
     assert json.loads(done.stdout)["hardware"] == "a machine by its bytes"
 
 
@@ -87,8 +81,7 @@ def test_interrupted_it_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "the same command resumes" in " ".join(err.split())
     assert "Traceback" not in err
-    done = run(*words, "-o", tmp_path)
-    assert done.code == 0, done.stderr
+    passed(*words, "-o", tmp_path)
 
 
 def test_texts_are_forced(tmp_path: Path) -> None:
@@ -96,8 +89,7 @@ def test_texts_are_forced(tmp_path: Path) -> None:
     rows = [json.dumps({"ids": row, "start": 20}) for row in ids]
     (tmp_path / "ids.jsonl").write_text("\n".join(rows) + "\n")
     words = ("-b", "64", "--bin", "64", "--layer-groups", "0", "--no-plots", "-o", tmp_path / "out")
-    done = run("calibrate", "tiny", "--ids", tmp_path / "ids.jsonl", *words)
-    assert done.code == 0, done.stderr
+    passed("calibrate", "tiny", "--ids", tmp_path / "ids.jsonl", *words)
     surface = Surface.load(tmp_path / "out" / "surface.json")
     assert surface.mode == "forced"
     assert all(cell.estimators and cell.estimators.ratio_mean is None for cell in surface.cells)

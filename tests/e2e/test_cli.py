@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.cli import byte_model, refused, run
+from support.cli import byte_model, passed, refused, run
 
 import sparrow
 from sparrow.schema.schedule import Note, Schedule
@@ -28,8 +28,7 @@ SHORT = ("--sampling.max_tokens=8", "--sampling.ignore_eos=true", "--sampling.se
 
 def test_generates_and_leaves_a_run_directory(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = run("generate", "-m", folder, "hello", *SHORT, "--sampling.n=2", "--out", out)
-    assert done.code == 0, done.stderr
+    done = passed("generate", "-m", folder, "hello", *SHORT, "--sampling.n=2", "--out", out)
     assert "attention: dense" in done.stderr
     settings = tomllib.loads((out / "config.resolved.toml").read_text())
     assert settings["sampling"]["max_tokens"] == 8
@@ -89,16 +88,14 @@ def test_a_schedule_runs_with_its_own_flow(folder: Path, tmp_path: Path) -> None
         Schedule.fixed(64, flow="fine-means-4", provenance=source),
     ):
         made.save(tmp_path / "made.json")
-        done = run(*words, f"--attention.schedule={tmp_path / 'made.json'}")
-        assert done.code == 0, done.stderr
+        done = passed(*words, f"--attention.schedule={tmp_path / 'made.json'}")
         assert made.flow in json.loads(done.stdout)["attention"]
     Schedule.fixed(64, flow="fine-means-4").save(tmp_path / "made.json")
     named = (*words, f"--attention.schedule={tmp_path / 'made.json'}")
     said = refused(*named)
     assert "fine-means-4" in said
     assert "attention.flow" in said
-    done = run(*named, "--attention.flow=fine_means(4)")
-    assert done.code == 0, done.stderr
+    done = passed(*named, "--attention.flow=fine_means(4)")
 
 
 def test_presets_are_listed_and_shown(tmp_path: Path) -> None:
@@ -115,10 +112,9 @@ def test_prompts_come_from_standard_input_and_settings_from_files(
 ) -> None:
     (tmp_path / "a.toml").write_text(f'[model]\nname = "{folder}"\n[sampling]\nmax_tokens = 3\n')
     (tmp_path / "b.toml").write_text("[sampling]\nmax_tokens = 5\nignore_eos = true\n")
-    done = run(
+    done = passed(
         "generate", "-c", tmp_path / "a.toml", "-c", tmp_path / "b.toml", "--json", stdin="hello\n"
     )
-    assert done.code == 0, done.stderr
     assert len(json.loads(done.stdout)["token_ids"]) == 5
 
 

@@ -40,17 +40,13 @@ def test_a_sound_installation_is_ready(tmp_path: Path) -> None:
 
 
 def test_json_is_a_result_of_the_schema() -> None:
-    done = cli.run("doctor", "--no-check", "--json")
-    assert done.code == 0, done.stderr
+    done = cli.passed("doctor", "--no-check", "--json")
     found = from_dict(Examination, json.loads(done.stdout))
     assert (found.format, found.ready, found.devices[0]) == (1, True, "cpu")
     assert found.self_test is found.kernels is found.broken is None
-    assert found.torch is not None
     assert found.torch.threads >= 1
-    assert found.models is not None
     assert {model.name for model in found.models.shipped} == {"small", "tiny"}
     assert min(found.models.memory, found.models.cache.free, found.models.runs.free) > 0
-    assert found.fits is not None
     assert (found.fits[0].device, found.fits[0].bytes) == ("cpu", found.models.memory)
     assert {each.name for each in found.packages} >= {"torch", "numba", "math-verify"}
 

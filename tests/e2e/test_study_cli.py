@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import cli, waiting
 from support.leftovers import gone, marked, marking
-from support.waiting import ended, wait_for
+from support.waiting import output, wait_for
 
 from sparrow.files import read_document, read_lines
 
@@ -30,19 +30,20 @@ def start(file: Path, *words: str) -> "subprocess.Popen[str]":
     return waiting.start(file.parent, "-m", "sparrow", "study", file, *words)
 
 
-Here = Callable[..., tuple[int, str]]
+Here = Callable[..., str]
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Here:
-    """`sparrow study` in this process, at the folder of its file."""
+    """`sparrow study` in this process, at the folder of its file: what it says."""
 
-    def run(file: Path, *words: str) -> tuple[int, str]:
+    def run(file: Path, *words: str, code: int = 0) -> str:
         monkeypatch.chdir(file.parent)
         words = ("study", str(file), *words)
         monkeypatch.setattr(sys, "argv", ["sparrow", *words])  # the report names the command
         done = cli.run(*words)
-        return done.code, done.said
+        assert done.code == code, done.said
+        return done.said
 
     return run
 
@@ -55,13 +56,11 @@ def little(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     process = start(file)
     wait_for(process, begun.exists)
     process.send_signal(signal.SIGINT)
-    code, before = ended(process)
-    assert code == 130, before
+    before = output(process, 130)
     assert begun.exists(), before
     looked = begun.stat().st_mtime_ns
     early = begun.with_name("end.json").exists()  # it ended before it was asked: a fast machine
-    code, after = ended(start(file))
-    assert code == 0, after
+    after = output(start(file))
     assert early or "dense-0: done" in after
     assert begun.stat().st_mtime_ns == looked
     return file, before, after
@@ -114,15 +113,12 @@ def test_a_study_that_is_done_is_only_told_again(
     before, report = snapshot(folder), (folder / "report.md").read_bytes()
     for words in ((), ("--report",)):
         (folder / "report.md").unlink()
-        code, said = here(little[0], *words)
-        assert code == 0, said
+        said = here(little[0], *words)
         assert ": begins" not in said
         assert (snapshot(folder), (folder / "report.md").read_bytes()) == (before, report)
-    code, said = here(little[0], "--dry-run")
-    assert code == 0, said
+    said = here(little[0], "--dry-run")
     assert said.count("0: done") == len(CELLS)
-    code, said = here(little[0], "--train.run.steps=3")
-    assert code == 2, said
+    said = here(little[0], "--train.run.steps=3", code=2)
     assert "another design (train" in said
 
 
@@ -138,12 +134,10 @@ def test_mistakes_are_told_in_a_line_and_make_no_folder(tmp_path: Path, here: He
         (file, ("--seed=[0]",), "seed"),
         (broken, (), "broken.toml"),
     ):
-        code, said = here(place, *words)
-        assert code == 2, said
+        said = here(place, *words, code=2)
         assert told in said
         assert "Traceback" not in said
-    code, said = here(file, "--dry-run")
-    assert code == 0, said
+    said = here(file, "--dry-run")
     assert said.count("0: waits") == len(CELLS)
     assert not (tmp_path / "runs").exists()
 
@@ -158,13 +152,10 @@ def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     process = start(file, f"--out={old}", "--cell", "dense-0")
     wait_for(process, (old / "cells" / "dense-0" / "start.json").exists)
     process.send_signal(signal.SIGINT)
-    code, said = ended(process)
-    assert code == 130, said
-    code, said = here(file, f"--out={old}", "--train.run.steps=7", "--cell", "dense-0")
-    assert code == 2, said
+    output(process, 130)
+    here(file, f"--out={old}", "--train.run.steps=7", "--cell", "dense-0", code=2)
     old.rename(new)
-    code, said = ended(start(file, f"--out={new}"))
-    assert code == 0, said
+    output(start(file, f"--out={new}"))
     assert (new / "cells" / "dense-0" / "end.json").exists()
     assert (new / "report.md").exists()
     assert not old.exists()
@@ -182,8 +173,7 @@ def test_a_killed_study_leaves_nothing_running_and_goes_on(tmp_path: Path, folde
         process.kill()
         process.communicate()
         assert gone(mark)
-    code, said = ended(start(file))
-    assert code == 0, said
+    output(start(file))
     for part in ("validation.jsonl", "start.json", "tail.json"):
         left, right = (each / "cells" / "dense-0" / part for each in (place, folder))
         assert left.read_bytes() == right.read_bytes(), part

@@ -4,14 +4,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from support.kernels import (
-    attend_chunks,
-    batch_of,
-    check_bits_of_prefill,
-    check_prefill,
-    poisoned_memory,
-    queries_of,
-)
+from support import kernels
+from support.kernels import attend_chunks, batch_of, check_prefill, poisoned_memory, queries_of
 from support.paging import attend, check_bits_of_decode, check_decode, check_verify, chosen
 
 from sparrow.ops import PageLists
@@ -69,7 +63,7 @@ def test_other_shapes(head_size: int, page: int, dtype: torch.dtype) -> None:
 def test_lists_layouts_and_other_rows_change_no_bit(dtype: torch.dtype) -> None:
     for lengths in (LENGTHS, [40, 100], [30_000]):
         check_bits_of_decode(decode, batch_of(lengths, **LARGE | {"dtype": dtype}), 256)
-    check_bits_of_prefill(batch_of(LENGTHS, **LARGE | {"dtype": dtype}), CHUNKS[1])
+    kernels.check_bits_of_prefill(batch_of(LENGTHS, **LARGE | {"dtype": dtype}), CHUNKS[1])
 
 
 @pytest.mark.parametrize("kept", [1, 8, 9, 64, 500])

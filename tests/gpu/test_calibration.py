@@ -61,7 +61,6 @@ def test_bounds_bracket_acceptance_of_a_large_vocabulary(dtype: torch.dtype) -> 
 
 def test_the_engine_strays_as_a_replay_says(model: models.Decoder) -> None:
     own = make_arm(make_variant(block_mean, "block_mean", model.spec), block_mean, 64)
-    assert own.schedule is not None
     engine = Engine(model, rule=Rule.of(own.schedule), max_running=4, max_context=512)
     given = Prompt(number=0, name="given", ids=tuple(PROMPT))
     params = SamplingParams(max_tokens=100, seed=5, ignore_eos=True)

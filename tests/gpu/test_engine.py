@@ -62,9 +62,8 @@ def test_batches_beyond_our_products_run_too(model: models.Decoder) -> None:
     dense = running.add(PROMPTS[1], params(n=40, max_tokens=40))
     sparse = running.add(PROMPTS[4], params(n=40, max_tokens=40), schedule=SPARSE)
     done = [o for o in running.stream() if o.completion is not None]
-    assert sorted((o.request, o.sample) for o in done) == [
-        (number, sample) for number in (dense, sparse) for sample in range(40)
-    ]
+    every = [(number, sample) for number in (dense, sparse) for sample in range(40)]
+    assert sorted((o.request, o.sample) for o in done) == every
     assert all(len(o.completion.token_ids) == 40 for o in done)
 
 

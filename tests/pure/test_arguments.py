@@ -1,5 +1,6 @@
 """Python arguments become a configuration: positions, short names, sections, objects."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from sparrow.arguments import configured
 from sparrow.functions import resolve
 from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.common import GenerateConfig, ReportConfig
+from sparrow.schema.evaluation import EvalConfig
 from sparrow.schema.loading import load_config
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import RateConfig, TrainConfig
@@ -41,11 +43,76 @@ def test_model_first_then_rows_and_settings_by_short_name_or_section() -> None:
     assert train(model=Path("folder"), task="graph").model.name == "folder"
 
 
-def test_a_recipe_by_its_name_unless_rows_are_given() -> None:
+def test_a_recipe_by_its_name_whatever_else_is_given() -> None:
     shipped = load_config(TrainConfig, ["tiny"])
     assert train("tiny", steps=3) == shipped.replace(run=shipped.run.replace(steps=3))
-    assert train("tiny", task="graph").validation.every == 0
+    assert train("tiny", task="graph").validation == shipped.validation
+    assert train("tiny", [{"prompt": "a", "answer": "b"}]).optimiser == shipped.optimiser
+    assert train(model="tiny", task="graph").validation.every == 0
     assert train("qwen3-1.7b-math", rows="mine.parquet").data.reward == "math"
+
+
+def from_words(*words: str) -> TrainConfig:
+    return load_config(TrainConfig, [], words)
+
+
+@pytest.mark.parametrize("make", [train, lambda name, **s: from_words(name, *as_words(s))])
+def test_a_setting_replaces_its_alternative_of_a_recipe(make: Any) -> None:
+    rows = make("tiny", rows="mine.jsonl")
+    assert (rows.data.task, rows.data.rows) == (None, "mine.jsonl")
+    assert (rows.validation.every, rows.rollout.max_prompt) == (0, None)  # of the recipe's rows
+    assert rows.rollout.attention.schedule == "tiny-0.86"
+    fixed = make("tiny", budget=96).rollout.attention
+    assert (fixed.budget, fixed.schedule) == (96, None)
+    task = make("qwen3-1.7b-math", task="graph")
+    assert (task.data.rows, task.data.reward, task.data.task) == (None, None, "graph")
+    for clash in ({"budget": 96, "schedule": "tiny-0.86"}, {"rows": "a.jsonl", "task": "graph"}):
+        with pytest.raises(ValueError, match="one of"):
+            make("tiny", **clash)
+
+
+def as_words(settings: dict[str, Any]) -> list[str]:
+    return [f"--{name}={value}" for name, value in settings.items()]
+
+
+def test_alternatives_of_every_verb() -> None:
+    attention = make_config(GenerateConfig, ("tiny", "a"), {"budget": 64})
+    again = make_config(GenerateConfig, (attention,), {"schedule": "tiny-0.86"})
+    assert (again.attention.budget, again.prompts) == (None, ("a",))
+    chosen = make_config(EvalConfig, ("tiny",), {"task": "graph", "length": 100, "window": 64})
+    again = make_config(EvalConfig, (chosen,), {"rows": "a.csv", "budget": 96})
+    assert (again.task, again.length, again.window, again.budget) == ((), (), None, 96)
+    calibrated = make_config(CalibrateConfig, ("tiny", "a.csv"), {})
+    again = make_config(CalibrateConfig, (calibrated,), {"task": "graph"})
+    assert (again.rows, again.task) == (None, "graph")
+
+
+def test_what_help_and_completion_show() -> None:
+    shown = inspect.signature(sparrow.train)
+    assert [*shown.parameters][:2] == ["model", "rows"]
+    assert {"task", "budget", "steps", "callbacks", "settings"} <= {*shown.parameters}
+    assert not {"config", "loaded"} & {*shown.parameters}
+    assert "budget:" in sparrow.train.__doc__
+    assert "optimiser" in sparrow.train.__doc__
+    for name in ("generate", "plan", "report", "presets", "doctor"):
+        assert "config" not in inspect.signature(getattr(sparrow, name)).parameters
+
+
+def test_rows_in_memory() -> None:
+    frame = pytest.importorskip("pandas").DataFrame([{"prompt": "a", "answer": 1}])
+    rows = [{"prompt": "a", "answer": 1}]
+    assert train("tiny", frame).data == train("tiny", rows).data
+    with pytest.raises(ValueError, match="DataFrame"):
+        train("tiny", {"prompt": ["a"], "answer": [1]})
+
+
+def test_messages_name_the_setting_without_control_characters() -> None:
+    with pytest.raises(ValueError, match=r"data\.task") as error:
+        train("runs/x")
+    assert "RowsConfig" not in str(error.value)
+    with pytest.raises(ValueError, match=r"\\x1b") as error:
+        train("tiny", validation={"sets": {"\x1b[31m": "graph"}})
+    assert "\x1b" not in str(error.value)
 
 
 def test_a_toml_file(tmp_path: Path) -> None:
@@ -79,8 +146,8 @@ def test_functions_are_registered() -> None:
         return float(text == answer)
 
     config = train("tiny", "rows.jsonl", reward=reward)
-    assert config.data.reward == "here:reward"
-    assert resolve("here:reward", "data.reward") is reward
+    assert config.data.reward is not None
+    assert resolve(config.data.reward, "data.reward") is reward
     same = train("tiny", data={"rows": "rows.jsonl", "reward": reward})
     assert same == config
 

@@ -11,18 +11,7 @@ import pytest
 
 from sparrow.benchmarks import doctor
 from sparrow.benchmarks.doctor import CORE, OPTIONAL, Package, failure, package_state, verdict
-from sparrow.schema.doctor import (
-    Broken,
-    Disk,
-    Examination,
-    Gpu,
-    KernelTest,
-    ModelState,
-    ModelStates,
-    PackageState,
-    SelfTest,
-    TorchBuild,
-)
+from sparrow.schema import doctor as schema
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -98,45 +87,40 @@ def test_failure_the_driver_and_the_disk(tmp_path: Path) -> None:
     assert failure("", 3) == "the process exited with code 3"
 
 
-def package(name: str = "torch", **changes: Any) -> PackageState:
+def package(name: str = "torch", **changes: Any) -> schema.PackageState:
     changes = {"install": f"pip install {name}"} | changes
     return package_state(Package(name, "2", "tensors"), "9").replace(**changes)
 
 
-def gpu(**changes: Any) -> Gpu:
+def gpu(**changes: Any) -> schema.Gpu:
     sizes = {"total": 80, "free": 70}
     fields = {"index": 0, "name": "H", "capability": "9.0", "kernels": True} | sizes | changes
-    return Gpu(**fields)
+    return schema.Gpu(**fields)
 
 
-def kernel(device: str, **changes: Any) -> KernelTest:
-    return KernelTest(device=device, **{"version": "ours", "error": 1e-6, "passed": True} | changes)
+def kernel(device: str, **changes: Any) -> schema.KernelTest:
+    return schema.KernelTest(
+        device=device, **{"version": "ours", "error": 1e-6, "passed": True} | changes
+    )
 
 
-def model(name: str, **changes: Any) -> ModelState:
-    return ModelState(name=name, **{"folder": "/t", "whole": True, "bytes": 1} | changes)
+def model(name: str, **changes: Any) -> schema.ModelState:
+    return schema.ModelState(name=name, **{"folder": "/t", "whole": True, "bytes": 1} | changes)
 
 
-TORCH = TorchBuild(version="9", build="CPU", threads=2, no_gpu="torch sees none")
-DISK = Disk(folder="/d", free=2**40, writable=True)
-MODELS = ModelStates(shipped=(model("tiny"),), fetched=(), cache=DISK, runs=DISK, memory=2**34)
-WELL = Examination(
-    sparrow="1",
-    python="3.11",
-    platform="Linux",
-    executable=sys.executable,
-    packages=(package(),),
-    cores=2,
-    driver=None,
-    torch=TORCH,
-    gpus=(),
-    models=MODELS,
-    self_test=SelfTest(passed=True, tokens=24, seconds=1.0),
-    kernels=(kernel("cpu"),),
+TORCH = schema.TorchBuild(version="9", build="CPU", threads=2, no_gpu="torch sees none")
+DISK = schema.Disk(folder="/d", free=2**40, writable=True)
+MODELS = schema.ModelStates(
+    shipped=(model("tiny"),), fetched=(), cache=DISK, runs=DISK, memory=2**34
 )
+PYTHON = {"sparrow": "1", "python": "3.11", "platform": "Linux", "executable": sys.executable}
+PARTS = {"cores": 2, "driver": None, "torch": TORCH, "gpus": (), "models": MODELS}
+TESTED = {"self_test": schema.SelfTest(passed=True, tokens=24, seconds=1.0)}
+TESTED |= {"kernels": (kernel("cpu"),), "packages": (package(),)}
+WELL = schema.Examination(**PYTHON, **PARTS, **TESTED)
 
 
-def judged(**changes: Any) -> Examination:
+def judged(**changes: Any) -> schema.Examination:
     """The verdict on a machine that differs from one with a CPU on which all is well."""
     return verdict(WELL.replace(**changes), check=True)
 
@@ -146,17 +130,21 @@ def test_all_is_well_on_a_cpu_and_a_saved_examination_is_the_same(tmp_path: Path
     assert (examined.ready, examined.devices) == (True, ("cpu",))
     assert examined.problems == examined.missing == ()
     examined.save(tmp_path / "doctor.json")
-    assert Examination.load(tmp_path / "doctor.json") == examined
+    assert schema.Examination.load(tmp_path / "doctor.json") == examined
 
 
 def test_what_keeps_the_core_from_working() -> None:
     cases: dict[str, dict[str, Any]] = {
         "numba": {"packages": [package("numba", version=None, state="missing")]},
         "torch 1": {"packages": [package(version="1", state="old")]},
-        "no lib": {"broken": Broken(stage="torch", why="no lib"), "torch": None, "gpus": None},
-        "self-test": {"self_test": SelfTest(passed=False, tokens=24, seconds=1.0)},
+        "no lib": {
+            "broken": schema.Broken(stage="torch", why="no lib"),
+            "torch": None,
+            "gpus": None,
+        },
+        "self-test": {"self_test": schema.SelfTest(passed=False, tokens=24, seconds=1.0)},
         "wrong by 2": {"kernels": [kernel("cpu", passed=False, error=2.0)]},
-        "crashed: x": {"broken": Broken(stage="kernels", why="x"), "kernels": None},
+        "crashed: x": {"broken": schema.Broken(stage="kernels", why="x"), "kernels": None},
         "tiny": {"models": MODELS.replace(shipped=[model("tiny", whole=False)])},
     }
     for text, changes in cases.items():
@@ -199,7 +187,7 @@ def test_gpus_count_when_their_kernels_were_right() -> None:
 
 
 def test_gpus_of_no_use_are_told_and_leave_the_cpu() -> None:
-    broken = Broken(stage="kernels", why="RuntimeError: Failed to find C compiler")
+    broken = schema.Broken(stage="kernels", why="RuntimeError: Failed to find C compiler")
     cases: dict[str, dict[str, Any]] = {
         "built for a CPU": {"driver": "550.1"},
         "too old": {"driver": "4", "torch": TORCH.replace(build="CUDA 12.8", no_gpu="too old")},

@@ -3,29 +3,13 @@
 import json
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sparrow.files import (
-    LOCK,
-    FolderLock,
-    add_line_digest,
-    content_digest,
-    document_text,
-    file_digest,
-    make_folder,
-    open_append,
-    open_lock,
-    parse_document,
-    parse_line,
-    read_document,
-    remove_unfinished,
-    unfinished_path,
-    unfinished_paths,
-    write_document,
-    write_whole,
-)
+from sparrow import files
 
 CONTENT = {
     "format": 2,
@@ -38,31 +22,36 @@ CONTENT = {
 
 def test_a_document_comes_back_without_its_digest(tmp_path: Path) -> None:
     """Layout and order do not matter; one without a digest is read as it is."""
-    write_document(tmp_path / "a.json", CONTENT)
-    assert read_document(tmp_path / "a.json") == CONTENT
+    files.write_document(tmp_path / "a.json", CONTENT)
+    assert files.read_document(tmp_path / "a.json") == CONTENT
     data = json.loads((tmp_path / "a.json").read_text())
-    assert data["digest"] == content_digest(CONTENT)
+    assert data["digest"] == files.content_digest(CONTENT)
     again = json.dumps(dict(sorted(data.items(), reverse=True)), indent=7)
-    assert parse_document(again) == parse_document(json.dumps(CONTENT)) == CONTENT
+    assert files.parse_document(again) == files.parse_document(json.dumps(CONTENT)) == CONTENT
+
+
+def refused_of_damaged(whole: bytes, parse: Callable[[bytes], Any], content: dict[str, Any]) -> int:
+    """How many of 1000 texts with one changed bit are refused; the others have the same content."""
+    rng, refused = random.Random(0), 0
+    for _ in range(1000):
+        place = rng.randrange(len(whole))
+        damaged = whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :]
+        try:
+            parsed = parse(damaged)
+        except ValueError:
+            refused += 1
+            continue
+        assert {key: parsed.get(key) for key in content} == content
+    return refused
 
 
 def test_no_damage_passes_silently() -> None:
     """One changed byte: an error, or the same content (a space, or the digest itself lost)."""
-    text, rng = document_text(CONTENT).encode(), random.Random(0)
-    refused = 0
-    for _ in range(2000):
-        place = rng.randrange(len(text))
-        damaged = text[:place] + bytes([text[place] ^ 1 << rng.randrange(8)]) + text[place + 1 :]
-        try:
-            parsed = parse_document(damaged.decode())
-        except ValueError:
-            refused += 1
-            continue
-        assert {key: parsed.get(key) for key in CONTENT} == CONTENT
-    assert refused > 1500
+    text = files.document_text(CONTENT).encode()
+    assert refused_of_damaged(text, lambda data: files.parse_document(data.decode()), CONTENT) > 750
     for stop in range(len(text) - 2):
         with pytest.raises(ValueError, match=r"JSON|utf-8"):
-            parse_document(text[:stop].decode())
+            files.parse_document(text[:stop].decode())
 
 
 def test_what_is_wrong_is_named_with_the_file(tmp_path: Path) -> None:
@@ -84,51 +73,45 @@ def test_what_is_wrong_is_named_with_the_file(tmp_path: Path) -> None:
         if text is not None:
             file.write_bytes(text.encode() if isinstance(text, str) else text)
         with pytest.raises(ValueError, match=what) as error:
-            read_document(file, "surface")
+            files.read_document(file, "surface")
         assert str(error.value).startswith(f"surface {file}")
 
 
 def test_lines_come_back_without_their_digest_and_changed_ones_do_not() -> None:
     """Where the digest itself is what was damaged, the values are those that were written."""
     data = {"step": 12, "reward": 0.5, "text": 'a "quoted" line'}
-    line, rng = add_line_digest(json.dumps(data)), random.Random(1)
+    line = files.add_line_digest(json.dumps(data))
     assert json.loads(line)["step"] == 12
-    assert parse_line(f"{line}\n") == data
-    assert parse_line(json.dumps(data)) == data  # older lines have none
+    assert files.parse_line(f"{line}\n") == data
+    assert files.parse_line(json.dumps(data)) == data  # older lines have none
     for text in ("[1]", "1", "{", "", line + line, line.replace('"digest": "', '"digest": "x')):
         with pytest.raises(ValueError, match=r"."):
-            parse_line(text)
-    refused = 0
-    for _ in range(1000):
-        place = rng.randrange(len(line))
-        damaged = line[:place] + chr(ord(line[place]) ^ 1 << rng.randrange(7)) + line[place + 1 :]
-        try:
-            parsed = parse_line(damaged)
-        except ValueError:
-            refused += 1
-            continue
-        assert {key: parsed.get(key) for key in data} == data
-    assert refused > 700
+            files.parse_line(text)
+    assert (
+        refused_of_damaged(line.encode(), lambda text: files.parse_line(text.decode()), data) > 700
+    )
 
 
 def test_what_a_killed_process_was_writing_is_found(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
-        unfinished_path(tmp_path / "model").mkdir()
-        unfinished_path(tmp_path / "metrics.jsonl").touch()
+        files.unfinished_path(tmp_path / "model").mkdir()
+        files.unfinished_path(tmp_path / "metrics.jsonl").touch()
         os._exit(0)
     os.waitpid(child, 0)
-    write_whole(tmp_path / "kept.txt", ["kept"])
+    files.write_whole(tmp_path / "kept.txt", ["kept"])
     (tmp_path / f".other.{os.getppid()}.unfinished").touch()  # of a process that runs
-    assert sorted(path.name for path in unfinished_paths(tmp_path)) == [
+    assert sorted(path.name for path in files.unfinished_paths(tmp_path)) == [
         f".metrics.jsonl.{child}.unfinished",
         f".model.{child}.unfinished",
     ]
-    assert unfinished_paths(tmp_path / "nowhere") == []
-    remove_unfinished(tmp_path, "metrics.jsonl")
-    assert [path.name for path in unfinished_paths(tmp_path)] == [f".model.{child}.unfinished"]
+    assert files.unfinished_paths(tmp_path / "nowhere") == []
+    files.remove_unfinished(tmp_path, "metrics.jsonl")
+    assert [path.name for path in files.unfinished_paths(tmp_path)] == [
+        f".model.{child}.unfinished"
+    ]
     (tmp_path / f".link.{child}.unfinished").symlink_to(tmp_path / "kept.txt")
-    remove_unfinished(tmp_path)
+    files.remove_unfinished(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         "kept.txt",
         f".other.{os.getppid()}.unfinished",
@@ -139,24 +122,24 @@ def test_what_a_killed_process_was_writing_is_found(tmp_path: Path) -> None:
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:
-    lock = FolderLock(tmp_path)
+    lock = files.FolderLock(tmp_path)
     with pytest.raises(ValueError, match=str(os.getpid())):
-        FolderLock(tmp_path)
+        files.FolderLock(tmp_path)
     lock.close()
-    FolderLock(tmp_path).close()
+    files.FolderLock(tmp_path).close()
 
 
 def test_a_lock_that_is_a_link_changes_and_makes_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     for link in (os.symlink, os.link, lambda _, at: os.mkfifo(at)):
-        link(tmp_path / "precious", tmp_path / LOCK)
-        with pytest.raises(ValueError, match=LOCK):
-            FolderLock(tmp_path)
+        link(tmp_path / "precious", tmp_path / files.LOCK)
+        with pytest.raises(ValueError, match=files.LOCK):
+            files.FolderLock(tmp_path)
         assert (tmp_path / "precious").read_text() == "precious"
-        (tmp_path / LOCK).unlink()
-    (tmp_path / LOCK).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=LOCK):
-        open_lock(tmp_path / LOCK)
+        (tmp_path / files.LOCK).unlink()
+    (tmp_path / files.LOCK).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=files.LOCK):
+        files.open_lock(tmp_path / files.LOCK)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -164,27 +147,27 @@ def test_no_link_is_followed_where_files_are_written(tmp_path: Path) -> None:
     """Neither one that has the file's name, nor one where it is written before."""
     kept, path = tmp_path / "kept.txt", tmp_path / "new.txt"
     kept.write_text("dear")
-    for link in (path, unfinished_path(path)):
+    for link in (path, files.unfinished_path(path)):
         link.symlink_to(kept)
-        write_whole(path, ["new"])
+        files.write_whole(path, ["new"])
         assert (kept.read_text(), path.read_text(), path.is_symlink()) == ("dear", "new", False)
     path.unlink()
     for make in (path.symlink_to, lambda _: os.mkfifo(path)):
         make(kept)
         with pytest.raises(ValueError, match=r"new\.txt"):
-            open_append(path)
+            files.open_append(path)
         path.unlink()
     (tmp_path / "folder").symlink_to(tmp_path)
     with pytest.raises(ValueError, match="symbolic link"):
-        make_folder(tmp_path / "folder")
-    with open_append(path) as file:
+        files.make_folder(tmp_path / "folder")
+    with files.open_append(path) as file:
         file.write(b"a")
     assert path.read_bytes() == b"a"
 
 
 def test_digests_of_files_and_not_of_pipes(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
-    assert file_digest(tmp_path / "a").startswith("ba7816bf")
+    assert files.file_digest(tmp_path / "a").startswith("ba7816bf")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="regular file"):
-        file_digest(tmp_path / "pipe")
+        files.file_digest(tmp_path / "pipe")

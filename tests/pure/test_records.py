@@ -79,7 +79,7 @@ def test_sampling_params() -> None:
                 SamplingParams(**{field: value})
     with refused("n: ", "top_p: "):
         SamplingParams(n=0, top_p=2.0)
-    broken = FieldError("Params", {"n": (0, "1")})
+    broken = FieldError("n", 0, "1")
     assert str(pickle.loads(pickle.dumps(broken))) == str(broken)
 
 

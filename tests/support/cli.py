@@ -44,6 +44,13 @@ def run(*words: str | Path, stdin: str = "", columns: int = 1000) -> Ended:
     raise AssertionError("main() exits always")
 
 
+def passed(*words: str | Path, **settings: Any) -> Ended:
+    """`sparrow WORDS`, which must end well."""
+    ended = run(*words, **settings)
+    assert ended.code == 0, ended.stderr
+    return ended
+
+
 def refused(*words: str | Path) -> str:
     """What is said of a mistake: one message, exit code 2."""
     ended = run(*words)

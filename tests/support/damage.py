@@ -34,13 +34,14 @@ def check_damage_is_named(folder: Path, read: Callable[[], Any], tries: int) -> 
             changed = bytearray(content)
             changed[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
             file.write_bytes(changed)
-            found = _value_or_message(read)
+            found = value_or_message(read)
             assert found == whole or str(file) in str(found)
         file.write_bytes(content)
     return files
 
 
-def _value_or_message(read: Callable[[], Any]) -> Any:
+def value_or_message(read: Callable[[], Any]) -> Any:
+    """What is read, or the message of a ValueError; other errors are raised."""
     try:
         return read()
     except ValueError as error:

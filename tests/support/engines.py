@@ -118,9 +118,8 @@ def tokens_of(passes: Iterable[Iterable[Chunk]]) -> int:
 
 def same_bits(left: Completion | list[Completion], right: Completion | list[Completion]) -> None:
     """Everything a token carries, bit for bit; of one completion, or of as many."""
-    if isinstance(left, Completion):
-        left, right = [left], [right]
-    for mine, other in zip(left, right, strict=True):
+    ours, theirs = ([side] if isinstance(side, Completion) else side for side in (left, right))
+    for mine, other in zip(ours, theirs, strict=True):
         for name in ("token_ids", "logprobs", "entropies", "kept"):
             mine_, other_ = getattr(mine, name), getattr(other, name)
             assert np.array_equal(mine_, other_), f"{name} differ: {mine_} and {other_}"

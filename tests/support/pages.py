@@ -93,19 +93,14 @@ def six_runs() -> Chart:
 
 def odd_charts() -> tuple[Chart, ...]:
     """What is rare: hostile names, single points, equal values, negative ones, none at all."""
-    hostile = Axis(name=HOSTILE)
+    hostile, level = Axis(name=HOSTILE), Level(y=1.5, name=HOSTILE)
+    lines = [
+        line(HOSTILE, ((0, 1), (1, 2)), "run-0"),
+        line("名前がとても長い実行 🐦", ((0, 2), (1, 1)), "run-1"),
+        line("never ran", (), "run-2"),
+    ]
     return (
-        chart(
-            "hostile",
-            HOSTILE,
-            line(HOSTILE, ((0, 1), (1, 2)), "run-0"),
-            line("名前がとても長い実行 🐦", ((0, 2), (1, 1)), "run-1"),
-            line("never ran", (), "run-2"),
-            x=hostile,
-            y=hostile,
-            say=HOSTILE,
-            levels=(Level(y=1.5, name=HOSTILE),),
-        ),
+        chart("hostile", HOSTILE, *lines, x=hostile, y=hostile, say=HOSTILE, levels=[level]),
         chart("single", "Points", *(line(f"{i}", ((3, 7),), f"run-{i}") for i in range(2))),
         chart("equal", "All equal", line("kept", [(i, 1.0) for i in range(5)], "quiet")),
         chart(

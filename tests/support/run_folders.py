@@ -35,26 +35,15 @@ def write_lines(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def step(number: int, **changes: float | None) -> Plain:
-    return {
-        "step": number,
-        "critic/score/mean": 0.5 + 0.02 * number,
-        "response_length/mean": 170.0 - number,
-        "sparse/accept_p05": 0.93,
-        "sparse/accept_p05_min": 0.9 - 0.01 * (number == 2),
-        "sparse/accept_p05/bin_0": 0.95,
-        "sparse/accept_p05_low/bin_0": 0.93,
-        "sparse/accept_p05_high/bin_0": 0.97,
-        "sparse/accept_p05/bin_96": 0.9 - 0.01 * (number == 2),
-        "sparse/accept_p05_low/bin_96": 0.85,
-        "sparse/accept_p05_high/bin_96": 0.94,
-        "response_length/clip_ratio": 0.4 / (number + 1),
-        "sparse/density": 0.8,
-        "timing_s/gen": 3.0,
-        "timing_s/old_log_prob": 1.0,
-        "timing_s/update_actor": 2.0,
-        "timing_s/step": 6.0,
-        **changes,
-    }
+    made = {"step": number, "critic/score/mean": 0.5 + 0.02 * number}
+    made |= {"response_length/mean": 170.0 - number, "sparse/density": 0.8}
+    made |= {"response_length/clip_ratio": 0.4 / (number + 1), "sparse/accept_p05": 0.93}
+    worst = 0.9 - 0.01 * (number == 2)
+    made |= {"sparse/accept_p05_min": worst, "sparse/accept_p05/bin_96": worst}
+    made |= {"sparse/accept_p05_low/bin_96": 0.85, "sparse/accept_p05_high/bin_96": 0.94}
+    made |= {"sparse/accept_p05_low/bin_0": 0.93, "sparse/accept_p05_high/bin_0": 0.97}
+    made |= {"sparse/accept_p05/bin_0": 0.95, "timing_s/gen": 3.0, "timing_s/step": 6.0}
+    return made | {"timing_s/old_log_prob": 1.0, "timing_s/update_actor": 2.0} | changes
 
 
 def validation(step: int, value: float, half: float = 0.1, **shares: float) -> Plain:
@@ -96,14 +85,8 @@ def dense_training(folder: Path, *, steps: int = 12) -> Path:
 
 
 def schedule() -> Plain:
-    return to_dict(
-        Schedule(
-            name="tiny-0.86",
-            lengths=[0, 96, 192],
-            budgets=[64, 96, 2**31 - 1],
-            dense_layers=(3,),
-        )
-    )
+    bins = {"lengths": [0, 96, 192], "budgets": [64, 96, 2**31 - 1]}
+    return to_dict(Schedule(name="tiny-0.86", dense_layers=(3,), **bins))
 
 
 def cell(budget: int | None, start: int, p05: float) -> Plain:
@@ -114,21 +97,12 @@ def cell(budget: int | None, start: int, p05: float) -> Plain:
 
 def calibration(folder: Path, *, planned: bool = True) -> Path:
     folder.mkdir(parents=True)
-    surface = surfaces.surface(
-        bins=(0, 96, 192),
-        budgets=(64, 96),
-        names=("block-mean",),
-        layers=0,
-        model="tiny",
-        dtype="float32",
-        device="cpu",
-        prompts="assignments, length 150",
-        cells=[cell(64, 0, 0.95), cell(64, 96, 0.6), cell(96, 0, 0.97), cell(96, 96, 0.9)],
-        floor=[cell(None, 0, 0.999), cell(None, 96, 0.998)],
-        versions=["torch 2.13.0"],
-        command="sparrow calibrate tiny",
-        created="2026-11-15T00:00:00+00:00",
-    )
+    about = {"model": "tiny", "dtype": "float32", "device": "cpu", "versions": ["torch 2.13.0"]}
+    about |= {"prompts": "assignments, length 150", "command": "sparrow calibrate tiny"}
+    about |= {"created": "2026-11-15T00:00:00+00:00", "bins": (0, 96, 192), "budgets": (64, 96)}
+    cells = [cell(64, 0, 0.95), cell(64, 96, 0.6), cell(96, 0, 0.97), cell(96, 96, 0.9)]
+    floor = [cell(None, 0, 0.999), cell(None, 96, 0.998)]
+    surface = surfaces.surface(names=("block-mean",), layers=0, cells=cells, floor=floor, **about)
     write_document(folder / "surface.json", surface)
     if planned:
         write_document(folder / "plan.json", plan())

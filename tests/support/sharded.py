@@ -209,6 +209,7 @@ def failing(world: World) -> dict[str, str]:
     return {
         "second": heard(lambda: world.on_all_ranks(break_second)),
         "first": heard(lambda: world.on_first_rank(break_first)),
+        "shared": heard(lambda: world.on_first_rank(break_first, (ValueError,))),
         "none": heard(lambda: world.on_first_rank(lambda: world.rank + 7)),
     }
 

@@ -10,28 +10,19 @@ from support.run_folders import write_lines
 
 Plain = dict[str, Any]
 SOURCE = "assignments"
+LEARNT = (0.9, 0.9, 0.9)
+FINALS = {"dense": LEARNT, "0.75": (0.6, 0.62, 0.58), "0.86": (0.89, 0.90, 0.91)}
+"""Final accuracies by target and seed, of a study that finds a threshold."""
 
 
 def make_arm(name: str, role: str = "arm", kind: str = "target", **changes: Any) -> Plain:
     """One arm of a design; three seeds with the common correction."""
-    return {
-        "name": name,
-        "kind": kind,
-        "role": role,
-        "target": None,
-        "budget": None,
-        "seeds": [0, 1, 2],
-        "rate": 1e-4,
-        "correction": "token-tis, cap 2",
-        **changes,
-    }
+    made = {"name": name, "kind": kind, "role": role, "target": None, "budget": None}
+    return made | {"seeds": [0, 1, 2], "rate": 1e-4, "correction": "token-tis, cap 2"} | changes
 
 
 def evaluation(
-    step: int,
-    accuracy: float | None,
-    median: float | None = 1000.0,
-    cut_off: float | None = None,
+    step: int, accuracy: float | None, median: float | None = 1000.0, cut_off: float | None = None
 ) -> Plain:
     accuracies = {"mean@1": accuracy, "low": 0.0, "high": 1.0}
     core = {f"val-core/{SOURCE}/acc/{name}": value for name, value in accuracies.items()}
@@ -42,25 +33,13 @@ def evaluation(
 def step(number: int, bins: Mapping[int, float], **changes: float | None) -> Plain:
     """A line of metrics whose tail is given by bin of lengths."""
     low = min(bins.values())
-    return {
-        "step": number,
-        "response_length/mean": 900.0,
-        "prompt_length/mean": 100.0,
-        "actor/entropy": 0.3 - 0.001 * number,
-        "faults/skipped_updates": 0.0,
-        "mismatch/k3": 0.02,
-        "mismatch/ess": 0.99,
-        "sparse/accept_p05_min": low,
-        "sparse/step/p05": low + 0.01,
-        "sparse/step/p05_uncertain": low - 0.1,
-        "sparse/step/uncertain": 0.2,
-        "sparse/density": 0.5,
-        "sparse/kv_budget": 400.0,
-        "timing_s/gen": 2.0,
-        "perf/total_num_tokens": 20000.0,
-        **{f"sparse/step/p05/bin_{start}": value for start, value in bins.items()},
-        **changes,
-    }
+    made = {"step": number, "response_length/mean": 900.0, "prompt_length/mean": 100.0}
+    made |= {"actor/entropy": 0.3 - 0.001 * number, "faults/skipped_updates": 0.0}
+    made |= {"mismatch/k3": 0.02, "mismatch/ess": 0.99, "sparse/accept_p05_min": low}
+    made |= {"sparse/step/p05": low + 0.01, "sparse/step/p05_uncertain": low - 0.1}
+    made |= {"sparse/step/uncertain": 0.2, "sparse/density": 0.5, "sparse/kv_budget": 400.0}
+    made |= {"timing_s/gen": 2.0, "perf/total_num_tokens": 20000.0}
+    return made | {f"sparse/step/p05/bin_{start}": p05 for start, p05 in bins.items()} | changes
 
 
 def tail(p05: float, step: int = 6, entropy: float = 0.3) -> Plain:
@@ -110,21 +89,10 @@ def cell(
 def study(folder: Path, arms: Sequence[Plain], **changes: Any) -> Path:
     """A folder with its design alone; cells are added by `cell`."""
     folder.mkdir(parents=True, exist_ok=True)
-    design = {
-        "name": "small",
-        "steps": 6,
-        "every": 2,
-        "problems": 256,
-        "rate": 1e-4,
-        "rates": [1e-4, 3e-5, 1e-5],
-        "tolerance": 0.05,
-        "collapse": {"drop": 0.10, "length": 0.5},
-        "lag": 2.0,
-        "bin": 512,
-        "arms": list(arms),
-        **changes,
-    }
-    write_document(folder / "design.json", design)
+    design = {"name": "small", "steps": 6, "every": 2, "problems": 256, "rate": 1e-4}
+    design |= {"rates": [1e-4, 3e-5, 1e-5], "tolerance": 0.05, "lag": 2.0, "bin": 512}
+    design |= {"collapse": {"drop": 0.10, "length": 0.5}, "arms": list(arms)}
+    write_document(folder / "design.json", design | changes)
     return folder
 
 

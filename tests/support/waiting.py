@@ -28,6 +28,13 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
     return process.returncode, said
 
 
+def output(process: "subprocess.Popen[str]", code: int = 0) -> str:
+    """All that a command said, which must end with this code."""
+    actual, said = ended(process)
+    assert actual == code, said
+    return said
+
+
 def until(happened: Callable[[], object], seconds: float = 60.0) -> bool:
     """Look again and again; whether it came about in time."""
     end = time.monotonic() + seconds

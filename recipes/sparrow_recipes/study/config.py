@@ -6,24 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from sparrow.schema import types
 from sparrow.schema.base import FieldError, Record
 from sparrow.schema.options import option
 from sparrow.schema.train import Choice, TrainConfig
-from sparrow.schema.types import (
-    Budget,
-    Count,
-    Directory,
-    FolderName,
-    Fraction,
-    Name,
-    Rate,
-    RateOrZero,
-    RowNumber,
-    Tokens,
-    Workers,
-    older_out,
-    refuse_many,
-)
 
 # Rows of seeds are a million apart, and numbers of rows have 63 bits.
 StudySeed = Annotated[int, Field(ge=0, le=2**40)]
@@ -41,21 +27,20 @@ class ArmConfig(Record):
     collapse (or the study finds nothing); flat, the control that must not change.
     """
 
-    name: Annotated[FolderName, Field(max_length=128)]  # with a seed it names a folder
+    name: Annotated[types.FolderName, Field(max_length=128)]  # with a seed it names a folder
     role: ArmRole = "arm"
-    target: Fraction | None = None  # a schedule planned for this p05
-    budget: Budget | None = None  # one budget at all lengths, tokens
-    like: Name | None = None  # one budget that reads as much as the schedule of this arm
+    target: types.Fraction | None = None  # a schedule planned for this p05
+    budget: types.Budget | None = None  # one budget at all lengths, tokens
+    like: types.Name | None = None  # one budget that reads as much as the schedule of this arm
     seeds: tuple[StudySeed, ...] | None = None  # None: the study's
-    rate: RateOrZero | None = None  # None: the study's
+    rate: types.RateOrZero | None = None  # None: the study's
     corrections: tuple[Choice, ...] | None = None  # None: the training's
 
     def _check(self) -> None:
         ways = {"target": self.target, "budget": self.budget, "like": self.like}
         chosen = {name: value for name, value in ways.items() if value is not None}
-        if len(chosen) > 1:
-            allowed = "at most one of target, budget and like"
-            raise FieldError("ArmConfig", {"name": (chosen, allowed)})
+        allowed = "at most one of target, budget and like"
+        self.require(len(chosen) <= 1, "name", allowed, chosen)
 
     @property
     def kind(self) -> ArmKind:
@@ -73,21 +58,21 @@ class ArmConfig(Record):
 class SurfaceConfig(Record):
     """The surface that schedules are planned from: measured first, or a file."""
 
-    surface: Name | None = None  # surface.json of `sparrow calibrate`, of the same weights
-    budgets: tuple[Budget, ...] = ()  # to measure; empty: by the lengths
-    bin: Tokens = 512
+    surface: types.Name | None = None  # surface.json of `sparrow calibrate`, of the same weights
+    budgets: tuple[types.Budget, ...] = ()  # to measure; empty: by the lengths
+    bin: types.Tokens = 512
     prompts: Annotated[int, Field(ge=8, le=2**16)] = 48  # fewer are too few for a bin
     by: Literal["p05", "low"] = "p05"  # what must reach a target: p05, or its interval's lower end
-    first: RowNumber = 50_000  # number of the first prompt, outside the training rows
+    first: types.RowNumber = 50_000  # number of the first prompt, outside the training rows
 
 
 class OutcomeConfig(Record):
     """Criteria of collapse, lag and equality, fixed before the first run."""
 
-    drop: Fraction = 0.10  # final accuracy this far below the start is a collapse
-    length: Fraction = 0.5  # median length below this share of the start's is flagged
+    drop: types.Fraction = 0.10  # final accuracy this far below the start is a collapse
+    length: types.Fraction = 0.5  # median length below this share of the start's is flagged
     lag: Annotated[float, Field(gt=0, le=1e6)] = 2.0  # standard errors below the baseline
-    tolerance: Fraction = 0.05  # gap to the baseline that still counts as equal, for the threshold
+    tolerance: types.Fraction = 0.05  # gap to the baseline that counts as equal (the threshold)
     # Accuracy that every seed of the baseline must gain for a rate to be taken.
     gain: Annotated[float, Field(ge=-1, le=1)] = 0.15
 
@@ -95,22 +80,22 @@ class OutcomeConfig(Record):
 class ProbeConfig(Record):
     """Answers whose acceptance is measured before and after every run, under its schedule."""
 
-    prompts: Count = 32
+    prompts: types.Count = 32
     samples: Annotated[int, Field(ge=2, le=2**16)] = 2
 
     def _check(self) -> None:
-        refuse_many("ProbeConfig", {"prompts": self.prompts, "samples": self.samples})
+        types.refuse_many({"prompts": self.prompts, "samples": self.samples})
 
 
 class StudyConfig(Record):
     """`sparrow study`. `train` has the settings that all runs share."""
 
-    name: FolderName = option("study", "Of the study.")
-    out: Directory | None = option(None, "Default: runs/study/NAME.")
-    _older = older_out
+    name: types.FolderName = option("study", "Of the study.")
+    out: types.Directory | None = option(None, "Default: runs/study/NAME.")
+    _older = types.older_out
     seeds: tuple[StudySeed, ...] = option((0, 1, 2), "Of the arms.")
-    rates: tuple[Rate, ...] = option((1e-4, 3e-5, 1e-5), "Tried in turn, the largest first.")
-    parallel: Workers = option(1, "Runs at a time, on one device.")
+    rates: tuple[types.Rate, ...] = option((1e-4, 3e-5, 1e-5), "Tried in turn, the largest first.")
+    parallel: types.Workers = option(1, "Runs at a time, on one device.")
     arms: tuple[ArmConfig, ...]
     surface: SurfaceConfig = SurfaceConfig()
     outcome: OutcomeConfig = OutcomeConfig()
@@ -127,7 +112,7 @@ class StudyConfig(Record):
     def _check(self) -> None:
         for field, value, wrong, allowed in (*self._arm_rules(), *self._training_rules()):
             if wrong:
-                raise FieldError("StudyConfig", {field: (value, allowed)})
+                raise FieldError(field, value, allowed)
 
     def _arm_rules(self) -> Iterator[Rule]:
         runs = sum(len(self.seeds_of(arm)) for arm in self.arms)

@@ -1,7 +1,7 @@
-"""The folder of a control study: its design, and how each of its runs began, went and ended.
+"""The files of a control study: its design, and the metrics and outcome of every run.
 
-A cell, one arm with one seed, is the directory of a training run. One without `end.json` is
-unfinished; it is read as far as it goes, and never left out. What is wrong is said with the file.
+A cell (one arm with one seed) is the directory of a training run. Without `end.json` it is
+unfinished, and is read as far as it goes. Errors name the file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,15 +28,16 @@ class StudyFile(File):
 
     @classmethod
     def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
-        fields = cls.model_fields.items()
-        optional = {name: field for name, field in fields if not field.is_required()}
-        return {
-            name: field.get_default(call_default_factory=True) for name, field in optional.items()
-        } | data
+        defaults = {
+            name: field.get_default(call_default_factory=True)
+            for name, field in cls.model_fields.items()
+            if not field.is_required()
+        }
+        return defaults | data
 
 
 class StudyArm(Record):
-    """One treatment. `like` names the arm whose cost a fixed budget copies."""
+    """An arm of the study: its rollout, role and seeds. `like`: the arm of equal cost."""
 
     name: FolderName
     kind: ArmKind
@@ -50,14 +51,14 @@ class StudyArm(Record):
 
 
 class Collapse(Record):
-    """Final accuracy this far below the start, or answers this much shorter, is a collapse."""
+    """Criteria of a collapse: the drop of accuracy, and the share of the starting length."""
 
     drop: float
     length: float
 
 
 class StudyDesign(StudyFile):
-    """design.json: what was fixed before anything ran."""
+    """design.json: the arms and criteria, fixed before the first run."""
 
     what: ClassVar[str] = "design"
 
@@ -89,10 +90,9 @@ class StudyDesign(StudyFile):
     def _check(self) -> None:
         names = [arm.name for arm in self.arms]
         if len(set(names)) < len(names) or [arm.role for arm in self.arms].count("baseline") != 1:
-            raise ValueError(f"arms: got {', '.join(names)}, allowed: each once, one baseline")
-        strange = {arm.like for arm in self.arms} - {None, *names}
-        if strange:
-            raise ValueError(f"arms: got like {', '.join(map(str, strange))}, allowed: an arm")
+            raise ValueError(f"arms: names must be unique, one a baseline; got {', '.join(names)}")
+        if unknown := {arm.like for arm in self.arms} - {None, *names}:
+            raise ValueError(f"arms: like must name an arm, got {', '.join(map(str, unknown))}")
 
 
 class CellEnd(StudyFile):
@@ -108,7 +108,7 @@ class CellEnd(StudyFile):
 
 
 class TailBin(Record):
-    """p05 of acceptance in one bin of lengths; of uncertain tokens alone beside it."""
+    """p05 of acceptance in a bin of lengths, over all tokens and over the uncertain ones."""
 
     start: int
     stop: int | None
@@ -122,7 +122,7 @@ class TailBin(Record):
 
 
 class CellTail(StudyFile):
-    """start.json and tail.json: one schedule calibrated before and after a run."""
+    """start.json and tail.json: p05 under the schedule of a run, before and after training."""
 
     what: ClassVar[str] = "tail"
 
@@ -134,7 +134,7 @@ class CellTail(StudyFile):
 
 
 class DenseAnswers(NamedTuple):
-    """Held-out problems answered densely after so many steps; None: no number."""
+    """A dense evaluation on held-out problems after a step; None: not a finite number."""
 
     step: int
     accuracy: float | None
@@ -144,7 +144,7 @@ class DenseAnswers(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyCell:
-    """One arm with one seed, as far as it has come."""
+    """A run of the study: one arm with one seed, finished or not."""
 
     arm: StudyArm
     seed: int
@@ -165,7 +165,7 @@ class StudyCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFolder:
-    """A study's folder."""
+    """The content of a study's folder."""
 
     design: StudyDesign
     cells: Mapping[str, Sequence[StudyCell]]  # by arm
@@ -173,53 +173,48 @@ class StudyFolder:
 
 
 def read_study(folder: str | Path) -> StudyFolder:
-    """Everything that a study has left so far."""
+    """Read the files of a study, finished or not."""
     folder = Path(folder)
     design = _loaded(folder / "design.json", StudyDesign)
     if design is None:
-        raise ValueError(f"{folder / 'design.json'} is not there: this is no folder of a study")
+        raise ValueError(f"{folder / 'design.json'} does not exist: not the folder of a study")
     cells = {arm.name: [read_cell(folder, arm, seed) for seed in arm.seeds] for arm in design.arms}
     plans = {name: _loaded(folder / "plans" / f"{name}.json", Schedule) for name in cells}
-    return StudyFolder(
-        design=design,
-        cells=cells,
-        plans={name: plan for name, plan in plans.items() if plan is not None},
-    )
+    existing = {name: plan for name, plan in plans.items() if plan is not None}
+    return StudyFolder(design=design, cells=cells, plans=existing)
 
 
 def read_cell(folder: Path, arm: StudyArm, seed: int) -> StudyCell:
-    """One arm with one seed, as far as it has come."""
-    place = folder / "cells" / f"{arm.name}-{seed}"
-    verify(place, ("metrics.jsonl", "validation.jsonl"))
-    steps, end = _lines(place / "metrics.jsonl"), _loaded(place / "end.json", CellEnd)
+    """Read the files of a run, finished or not."""
+    run, metrics = folder / "cells" / f"{arm.name}-{seed}", "metrics.jsonl"
+    verify(run, (metrics, "validation.jsonl"))
+    steps, end = _lines(run / metrics), _loaded(run / "end.json", CellEnd)
     if end is not None and end.status == "done" and len(steps) != end.steps:
-        file = place / "metrics.jsonl"
-        raise ValueError(f"{file}: got {len(steps)} steps, but end.json says {end.steps}")
+        raise ValueError(f"{run / metrics}: expected {end.steps} steps, got {len(steps)}")
     return StudyCell(
         arm=arm,
         seed=seed,
-        began=place.is_dir(),
+        began=run.is_dir(),
         steps=steps,
-        evaluations=_evaluations(place / "validation.jsonl"),
-        start=_loaded(place / "start.json", CellTail),
-        tail=_loaded(place / "tail.json", CellTail),
+        evaluations=_evaluations(run / "validation.jsonl"),
+        start=_loaded(run / "start.json", CellTail),
+        tail=_loaded(run / "tail.json", CellTail),
         end=end,
     )
 
 
 def _evaluations(file: Path) -> list[DenseAnswers]:
-    """Evaluations by step; a study asks one kind of problem."""
-    found = []
+    """Read the evaluations of a run, which must have a single source of problems."""
+    evaluations = []
     for line in _lines(file):
         keys = [key for key in line.values if key.startswith(ACCURACY) and "/acc/mean@" in key]
         if len(keys) != 1:
-            given = ", ".join(keys) or "no accuracy"
-            raise ValueError(f"{file}, step {line.step}: got {given}, allowed: one source")
+            raise ValueError(f"{file}, step {line.step}: expected one accuracy, got {keys}")
         source = keys[0].removeprefix(ACCURACY).rpartition("/acc/mean@")[0]
         median = line.values.get(f"{LENGTH}{source}/length/median")
         accuracy, outcomes = line.values[keys[0]], Outcomes.from_metrics(line.values, source)
-        found.append(DenseAnswers(line.step, accuracy, median, outcomes))
-    return found
+        evaluations.append(DenseAnswers(line.step, accuracy, median, outcomes))
+    return evaluations
 
 
 def _lines(file: Path) -> list[Metrics]:

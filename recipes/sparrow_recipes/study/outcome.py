@@ -18,17 +18,7 @@ from typing import ClassVar
 
 from sparrow.schema.base import File, Record
 from sparrow.schema.run_folder import Metrics
-from sparrow_recipes.study.comparing import (
-    Difference,
-    FinalAccuracies,
-    GapPoint,
-    Threshold,
-    difference,
-    exceeds,
-    find_threshold,
-    pooled,
-    sample,
-)
+from sparrow_recipes.study import comparing
 from sparrow_recipes.study.config import LAST
 from sparrow_recipes.study.files import CellTail, StudyArm, StudyCell, StudyDesign, StudyFolder
 
@@ -112,8 +102,8 @@ class ArmOutcome(Record):
     name: str
     role: str
     target: float | None
-    finals: FinalAccuracies | None
-    gap: Difference | None
+    finals: comparing.FinalAccuracies | None
+    gap: comparing.Difference | None
     lags: bool | None
     start: float | None  # mean accuracy before training
     p05: Spread | None  # realised in the worst bin, over cells
@@ -135,7 +125,7 @@ class FixedComparison(Record):
 
     schedule: str
     fixed: str
-    accuracy: Difference | None
+    accuracy: comparing.Difference | None
     better: bool | None
     worse: bool | None
     less: Mapping[str, float | None]  # p05 of the worst bin, density, kept, seconds
@@ -162,9 +152,9 @@ class StudyResults(File):
     inconclusive: tuple[str, ...] = ()
     arms: tuple[ArmOutcome, ...]
     common_variance: float | None
-    threshold: Threshold | None
-    points: tuple[GapPoint, ...]
-    points_beside: tuple[GapPoint, ...]
+    threshold: comparing.Threshold | None
+    points: tuple[comparing.GapPoint, ...]
+    points_beside: tuple[comparing.GapPoint, ...]
     left_out_of_fit: Mapping[str, str]
     schedule_against_fixed: tuple[FixedComparison, ...]
     negative_control: Control | None
@@ -188,7 +178,9 @@ def conclude(study: StudyFolder) -> StudyResults:
         if arm.role in ("baseline", "arm") and (sample := samples[arm.name]) is not None
         if not any(cell.collapse for cell in judged[arm.name])
     ]
-    common = pooled(healthy)  # what an arm with one seed borrows: of arms without a collapse
+    common = comparing.pooled(
+        healthy
+    )  # what an arm with one seed borrows: of arms without a collapse
     arms = {arm.name: _arm(study, arm, judged[arm.name], samples, common) for arm in design.arms}
     points, beside, left_out = _points(design, list(arms.values()))
     flat = [arm for arm in arms.values() if arm.role == "flat"]
@@ -196,7 +188,7 @@ def conclude(study: StudyFolder) -> StudyResults:
         design=design,
         arms=tuple(arms.values()),
         common_variance=common,
-        threshold=find_threshold(points, design.tolerance),
+        threshold=comparing.find_threshold(points, design.tolerance),
         points=tuple(points),
         points_beside=tuple(beside),
         left_out_of_fit=left_out,
@@ -291,24 +283,24 @@ def less(first: float | None, second: float | None) -> float | None:
     return None if first is None or second is None else first - second
 
 
-def _sample(cells: Sequence[CellOutcome], design: StudyDesign) -> FinalAccuracies | None:
+def _sample(cells: Sequence[CellOutcome], design: StudyDesign) -> comparing.FinalAccuracies | None:
     finals = {cell.seed: cell.final for cell in cells if cell.final is not None}
     least = min((cell.evaluations for cell in cells if cell.final is not None), default=0)
-    return sample(finals, design.problems * least) if finals else None
+    return comparing.sample(finals, design.problems * least) if finals else None
 
 
 def _arm(
     study: StudyFolder,
     arm: StudyArm,
     judged: Sequence[CellOutcome],
-    samples: Mapping[str, FinalAccuracies | None],
+    samples: Mapping[str, comparing.FinalAccuracies | None],
     common: float | None,
 ) -> ArmOutcome:
     sample, base = samples[arm.name], samples[study.design.baseline.name]
     cells = study.cells[arm.name]
     gap = None
     if sample is not None and base is not None and arm.role != "baseline":
-        gap = difference(base, sample, common)
+        gap = comparing.difference(base, sample, common)
     pairs = [(cell.start, cell.tail) for cell in cells if cell.start and cell.tail]
     tails = [cell.worst.p05 for cell in judged if cell.worst is not None]
     return ArmOutcome(
@@ -317,7 +309,7 @@ def _arm(
         target=arm.target,
         finals=sample,
         gap=gap,
-        lags=None if gap is None else exceeds(gap.value, gap.error, study.design.lag),
+        lags=None if gap is None else comparing.exceeds(gap.value, gap.error, study.design.lag),
         start=mean(cell.start for cell in judged),
         p05=Spread(mean=fmean(tails), low=min(tails), high=max(tails)) if tails else None,
         collapsed=tuple(cell.seed for cell in judged if cell.collapse),
@@ -371,14 +363,14 @@ def _change(start: CellTail, tail: CellTail) -> float | None:
 
 def _points(
     design: StudyDesign, arms: Sequence[ArmOutcome]
-) -> tuple[list[GapPoint], list[GapPoint], dict[str, str]]:
+) -> tuple[list[comparing.GapPoint], list[comparing.GapPoint], dict[str, str]]:
     """Points of the fit, points shown beside it, and cells that give none with the reason."""
     base = design.baseline
     sample = next(arm.finals for arm in arms if arm.name == base.name)
     finals: Mapping[int, float] = {} if sample is None else sample.finals
     corrections = {arm.name: arm.correction for arm in design.arms}
-    points: list[GapPoint] = []
-    beside: list[GapPoint] = []
+    points: list[comparing.GapPoint] = []
+    beside: list[comparing.GapPoint] = []
     left_out: dict[str, str] = {}
     for cell in (cell for arm in arms if arm.role != "flat" for cell in arm.cells):
         reason, worst = _unusable(cell, finals), cell.worst
@@ -386,7 +378,9 @@ def _points(
             final = 0.0 if "diverged" in cell.collapse or cell.final is None else cell.final
             first = cell.arm == base.name
             gap = 0.0 if first else finals[cell.seed] - final
-            point = GapPoint(arm=cell.arm, seed=cell.seed, p05=worst.p05, gap=gap, baseline=first)
+            point = comparing.GapPoint(
+                arm=cell.arm, seed=cell.seed, p05=worst.p05, gap=gap, baseline=first
+            )
             same = corrections[cell.arm] == base.correction
             (points if same else beside).append(point)
             reason = "" if same else f"correction {corrections[cell.arm]}; shown, not fitted"
@@ -408,14 +402,14 @@ def _fixed(
 ) -> FixedComparison:
     gap = None
     if planned.finals is not None and fixed.finals is not None:
-        gap = difference(planned.finals, fixed.finals, common)
+        gap = comparing.difference(planned.finals, fixed.finals, common)
     costs = ("density", "kept", "seconds")
     return FixedComparison(
         schedule=planned.name,
         fixed=fixed.name,
         accuracy=gap,
-        better=None if gap is None else exceeds(gap.value, gap.error, design.lag),
-        worse=None if gap is None else exceeds(-gap.value, gap.error, design.lag),
+        better=None if gap is None else comparing.exceeds(gap.value, gap.error, design.lag),
+        worse=None if gap is None else comparing.exceeds(-gap.value, gap.error, design.lag),
         less={
             "p05": less(*(arm.p05.mean if arm.p05 else None for arm in (planned, fixed))),
             **{name: less(planned.rollout[name], fixed.rollout[name]) for name in costs},
@@ -434,4 +428,4 @@ def _control(flat: ArmOutcome, design: StudyDesign) -> Control | None:
     if not changes:
         return None
     change, error = fmean(changes), math.sqrt(sum(variances)) / len(variances)
-    return Control(change=change, error=error, moved=exceeds(abs(change), error, MOVED))
+    return Control(change=change, error=error, moved=comparing.exceeds(abs(change), error, MOVED))

@@ -10,8 +10,7 @@ dimension letters: sparrow/ops/types.py.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from sparrow import ops
 from sparrow.calibration.flows.texts import Text
 from sparrow.calibration.replay import Arm, acceptances, make_arm, make_variant, read
 from sparrow.calibration.store import Store
-from sparrow.models import Decoder, fingerprint
+from sparrow.models import Decoder, ModelSpec, fingerprint
 from sparrow.schema.flow import Configuration, Errors, FlowScore, FlowScores, FlowText
 from sparrow.schema.surface import Variant
 from sparrow.schema.types import Progress
@@ -83,13 +82,12 @@ def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Tokenize
                 f"this model's tokenizer cannot read the text {text.name!r} ({error}); give texts "
                 "in its language (--texts), or another model"
             ) from error
-        if len(ids) < tokens:
-            raise ValueError(
-                f"text {text.name!r} has {len(ids)} tokens, expected at least {tokens}"
-            )
-        digest = hashlib.sha256(np.asarray(ids[:tokens], np.int64).tobytes()).hexdigest()[:16]
+        kept = tuple(ids[:tokens])
+        if len(kept) < tokens:
+            raise ValueError(f"text {text.name!r}: expected {tokens} tokens, got {len(kept)}")
+        digest = hashlib.sha256(np.asarray(kept, np.int64).tobytes()).hexdigest()[:16]
         about = {"name": text.name, "kind": text.kind, "sha256": digest, "note": text.note}
-        tokenized.append(TokenizedText(**about, ids=tuple(ids[:tokens])))
+        tokenized.append(TokenizedText(**about, ids=kept))
     return tokenized
 
 
@@ -123,7 +121,7 @@ def score(
     The block mean is always beside them; with `reference` also in the reference configuration,
     which a leaderboard needs.
     """
-    _check(model, texts, budgets, configuration)
+    _check(model.spec, len(texts[0].ids), budgets, configuration.dense_layers)
     places = [(flow, configuration) for flow in (*flows, block_mean, *against)]
     places += [(block_mean, REFERENCE)] if reference else []
     cells, weights = _cells(model, places, budgets), fingerprint(model)
@@ -148,23 +146,15 @@ def score(
     )
 
 
-def _check(
-    model: Decoder,
-    texts: Sequence[TokenizedText],
-    budgets: Sequence[int],
-    configuration: Configuration,
-) -> None:
+def _check(spec: ModelSpec, tokens: int, budgets: Sequence[int], dense: Sequence[int]) -> None:
     if not budgets:
         raise ValueError("expected at least one budget")
-    tokens, room, layers = len(texts[0].ids), model.spec.max_positions, model.spec.layers
-    if not 1 < tokens <= room:
-        raise ValueError(f"expected 2 to {room} tokens a text (the model's context), got {tokens}")
+    if not 1 < tokens <= spec.max_positions:
+        raise ValueError(f"expected texts of 2 to {spec.max_positions} tokens, got {tokens}")
     if max(budgets) >= tokens:
-        wide = f"a budget of {max(budgets)} keeps all of {tokens} tokens"
-        raise ValueError(f"{wide}; give a smaller one or more tokens")
-    beyond = [layer for layer in configuration.dense_layers if layer >= layers]
-    if beyond:
-        raise ValueError(f"dense layers {beyond}: the model has layers 0 to {layers - 1}")
+        raise ValueError(f"expected budgets below the {tokens} tokens of a text, got {budgets}")
+    if beyond := [layer for layer in dense if layer >= spec.layers]:
+        raise ValueError(f"dense layers: the model has 0 to {spec.layers - 1}, got {beyond}")
 
 
 def _cells(
@@ -202,7 +192,8 @@ def _measure(
             alpha = acceptances(model, dense, 1, arm.schedule, arm.flow).cpu().numpy()
             figures = {"name": text.name, "flow": arm.flow.name, **dict(whole)}
             figures |= {"p05": float(np.quantile(alpha, TAIL)), "mean": float(alpha.mean())}
-            figures["layers"] = {str(at): _errors([dict(error)]) for at, error in layers.items()}
+            parts = {str(at): error.model_dump(exclude={"queries"}) for at, error in layers.items()}
+            figures["layers"] = parts
             figures["seconds"] = round(time.perf_counter() - start, 3)
             results[n] = store.put(keys[n], figures)
     tell(len(cells), text.name)
@@ -218,7 +209,7 @@ def _rows(
     results: Sequence[Sequence[Figures]],
     submitted: Sequence[tuple[Flow, Configuration]],
 ) -> list[FlowScore]:
-    """A row of every cell. found: by text, the figures of every cell."""
+    """A row of every cell. results: by text, the figures of every cell."""
     p05 = np.array([[figures["p05"] for figures in text] for text in results])
     pages = {cell.configuration.page for cell in cells}
     plain = {make_variant(block_mean, "", model.spec, page=page).digest for page in pages}
@@ -228,11 +219,14 @@ def _rows(
         if cell.variant.digest in plain
     }
     rows = []
-    for n, (configuration, variant, kept, budget) in enumerate(cells):
+    for n, (configuration, variant, arm, budget) in enumerate(cells):
         mean, reference = base[configuration, budget], base.get((REFERENCE, budget))
         gains = interval("p05", p05[:, n]) | interval("gain", p05[:, n] - mean)
         if reference is not None:
             gains |= interval("configuration_gain", mean - reference)
+        texts = [text[n] for text in results]
+        layers = dict.fromkeys(layer for text in texts for layer in text["layers"])
+        by_layer = {name: [text["layers"].get(name, {}) for text in texts] for name in layers}
         rows.append(
             FlowScore(
                 flow=variant.flow,
@@ -241,35 +235,22 @@ def _rows(
                 of_mean=variant.field_bytes / (2 * model.spec.head_size),
                 budget=budget,
                 **dict(configuration),
-                submitted=(kept.flow, configuration) in submitted,
+                submitted=(arm.flow, configuration) in submitted,
                 **gains,
-                **_means([text[n] for text in results]),
+                **_means(texts, (*Errors.model_fields, "mean", "seconds")),
+                p05_by_text=tuple(text["p05"] for text in texts),
+                layers={name: Errors(**_means(parts)) for name, parts in by_layer.items()},
             )
         )
     return rows
 
 
-def _means(figures: Sequence[Figures]) -> Figures:
-    """Means over texts of the attention errors, and p05 of each text."""
-    layers = dict.fromkeys(layer for text in figures for layer in text["layers"])
-    return {
-        **_errors(figures),
-        "mean": _mean([text["mean"] for text in figures]),
-        "p05_by_text": tuple(text["p05"] for text in figures),
-        "layers": {
-            n: Errors(**_errors([text["layers"].get(n, {}) for text in figures])) for n in layers
-        },
-        "seconds": _mean([text["seconds"] for text in figures]),
+def _means(figures: Sequence[Figures], names: Iterable[str] = Errors.model_fields) -> Figures:
+    """Means over texts, of those that have the figure."""
+    values = {
+        name: [text[name] for text in figures if text.get(name) is not None] for name in names
     }
-
-
-def _errors(figures: Sequence[Mapping[str, Any]]) -> Figures:
-    return {name: _mean([text.get(name) for text in figures]) for name in Errors.model_fields}
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return float(np.mean(numbers)) if numbers else None
+    return {name: float(np.mean(known)) if known else None for name, known in values.items()}
 
 
 def interval(name: str, values: np.ndarray) -> Figures:
@@ -277,12 +258,11 @@ def interval(name: str, values: np.ndarray) -> Figures:
 
     Draws are the same for every call, so differences of two flows are paired by text.
     """
-    mean = float(values.mean())
-    if len(values) < 2:
-        return {name: mean, f"{name}_low": None, f"{name}_high": None}
-    picks = np.random.default_rng(0).integers(len(values), size=(DRAWS, len(values)))
-    low, high = np.quantile(values[picks].mean(1), (0.025, 0.975))
-    return {name: mean, f"{name}_low": float(low), f"{name}_high": float(high)}
+    low = high = None
+    if len(values) > 1:
+        picks = np.random.default_rng(0).integers(len(values), size=(DRAWS, len(values)))
+        low, high = np.quantile(values[picks].mean(1), (0.025, 0.975)).tolist()
+    return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
 # Attention error. What rules would have kept of dense attention: true pages found, mass kept,
@@ -290,8 +270,7 @@ def interval(name: str, values: np.ndarray) -> Figures:
 # the sequence, and only for queries whose budget drops pages.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class Selection(NamedTuple):
     """A rule with pages of a size, under a budget of tokens."""
 
     rule: Rule
@@ -429,13 +408,12 @@ def page_mask(lists: ops.PageLists, pages: int) -> Tensor:
 def _mean_error(layers: Sequence[Tensor]) -> AttentionError:
     """Layers count alike: the mean over layers of their own means."""
     sums = [row for row in (layer.tolist() for layer in layers) if row[4]]
-    count = int(sum(row[4] for row in sums))
-    if not count:
+    if not sums:
         return AttentionError()
     recalls = [row[0] / row[1] for row in sums if row[1]]
     return AttentionError(
         recall=sum(recalls) / len(recalls) if recalls else None,
         mass=sum(row[2] / row[4] for row in sums) / len(sums),
         error=sum(row[3] / row[4] for row in sums) / len(sums),
-        queries=count,
+        queries=int(sum(row[4] for row in sums)),
     )

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from sparrow.calibration.planning.context import PlanningContext, believed, measured_to
+from sparrow.calibration.planning.context import PlanningContext, measured_to, reliable
 from sparrow.calibration.planning.hardware import Hardware
 from sparrow.calibration.planning.plan import plan_at
 from sparrow.schema.calibrate import PlanConfig
@@ -61,13 +61,13 @@ def _kept(surface: Surface, budgets: Sequence[int | None]) -> str:
     kept = f"{min(planned)} to {max(planned)} tokens by length"
     if (constant := cheapest_constant(surface, target)) is not None:
         kept = "{} tokens at every length ({})".format(*constant)
-    longest = measured_to(believed(surface.cells))
+    longest = measured_to(reliable(surface.cells))
     return f"p05 stays at {target:g} or above up to {longest} tokens if you keep {kept}."
 
 
 def cheapest_constant(surface: Surface, target: float) -> tuple[int, str] | None:
     """The smallest budget whose interval is at the target in every bin, and its variant."""
-    cells = believed(surface.cells)
+    cells = reliable(surface.cells)
     last = measured_to(cells)
     for budget in surface.budgets:
         for variant in surface.variants:

@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from sparrow.calibration.planning.cost import (
-    ByteModel,
-    FloatArray,
-    IntArray,
-    Limit,
-    Trace,
-    limit,
-    published_lengths,
-    rollout_seconds,
-    trace,
-)
+from sparrow.calibration.planning import cost
 from sparrow.calibration.planning.hardware import Hardware, StepModel
 from sparrow.files import parse_document, parse_json, read_text
 from sparrow.schema.calibrate import PlanConfig
@@ -49,15 +39,16 @@ class Workload:
     """
 
     name: str
-    lengths: IntArray
+    lengths: cost.IntArray
     prompt: int = PROMPT
     most: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.lengths) <= MOST_SEQUENCES:
-            actual = f"got {len(self.lengths)} sequences"
-            allowed = f"1 to {MOST_SEQUENCES}; --prompts draws so many of them"
-            raise ValueError(f"workload {self.name}: expected {allowed}; {actual}")
+            raise ValueError(
+                f"workload {self.name}: expected 1 to {MOST_SEQUENCES} sequences (--prompts draws "
+                f"some), got {len(self.lengths)}"
+            )
         if not 2 <= self.lengths.min() <= self.lengths.max() <= LONGEST:
             actual = f"{self.lengths.min()} to {self.lengths.max()} tokens"
             raise ValueError(f"workload {self.name}: expected 2 to {LONGEST}, got {actual}")
@@ -68,12 +59,9 @@ class Workload:
         return min(self.prompt, int(self.lengths.min()) - 1)
 
     def describe(self) -> str:
-        mean, longest = self.lengths.mean(), self.lengths.max()
         batch = "" if self.most is None else f", at most {self.most} at once"
-        return (
-            f"{self.name}: {len(self.lengths)} sequences, mean {mean:.0f}, longest {longest} "
-            f"tokens{batch}"
-        )
+        lengths = f"mean {self.lengths.mean():.0f}, longest {self.lengths.max()} tokens"
+        return f"{self.name}: {len(self.lengths)} sequences, {lengths}{batch}"
 
 
 def workload(surface: Surface, config: PlanConfig) -> Workload:
@@ -87,7 +75,7 @@ def workload(surface: Surface, config: PlanConfig) -> Workload:
     name = config.lengths or ("surface" if generated else PUBLISHED)
     prompt = config.prompt_tokens or (name == "surface" and surface.prompt_tokens) or PROMPT
     if name == PUBLISHED:
-        lengths = published_lengths()
+        lengths = cost.published_lengths()
     elif name != "surface":
         lengths = _read_lengths(Path(name))
     elif surface.lengths:
@@ -99,14 +87,14 @@ def workload(surface: Surface, config: PlanConfig) -> Workload:
         if count > MOST_SEQUENCES:
             raise ValueError(f"expected at most {MOST_SEQUENCES} sequences, got {count}")
         lengths = np.random.default_rng(0).choice(lengths, count)
-    cells = believed(surface.cells)
+    cells = reliable(surface.cells)
     cutoff = measured_to(cells) if cells else surface.bins[-1]
     if lengths.max() > cutoff:
         lengths, name = np.minimum(lengths, cutoff), f"{name}, cut at {cutoff} tokens"
     return Workload(name=name, lengths=lengths, prompt=prompt, most=config.batch)
 
 
-def _read_lengths(place: Path) -> IntArray:
+def _read_lengths(place: Path) -> cost.IntArray:
     """Numbers, as a JSON list or one a line."""
     if not place.exists():
         raise ValueError(
@@ -123,7 +111,7 @@ def _read_lengths(place: Path) -> IntArray:
     return np.array(numbers, np.int64)
 
 
-def believed(cells: Sequence[Cell]) -> list[Cell]:
+def reliable(cells: Sequence[Cell]) -> list[Cell]:
     """Return the sparse cells with enough prompts to be used."""
     return [cell for cell in cells if cell.prompts >= FEW and cell.budget is not None]
 
@@ -154,8 +142,8 @@ class PlanningContext:
         spec, work = spec_from_hf(shape, "the surface's model"), workload(surface, config)
         return cls(surface=surface, spec=spec, hardware=hardware, workload=work)
 
-    def reads(self, variant: Variant, schedule: Schedule | None) -> ByteModel:
-        return ByteModel(
+    def reads(self, variant: Variant, schedule: Schedule | None) -> cost.ByteModel:
+        return cost.ByteModel(
             spec=self.spec,
             schedule=schedule,
             itemsize=ITEMSIZE,
@@ -168,12 +156,12 @@ class PlanningContext:
 
     def capacity(self, variant: Variant) -> int:
         """Tokens that fit into memory; it holds the variant's landmarks too."""
-        reads, hardware = self.reads(variant, None), self.hardware
-        return reads.capacity(memory=hardware.memory, reserve=hardware.reserve)
+        memory, reserve = self.hardware.memory, self.hardware.reserve
+        return self.reads(variant, None).capacity(memory=memory, reserve=reserve)
 
-    def trace(self, variant: Variant) -> Trace:
+    def trace(self, variant: Variant) -> cost.Trace:
         """Return which requests run in which step."""
-        return trace(
+        return cost.trace(
             self.workload.lengths,
             prompt=self.workload.shortest_prompt,
             capacity=self.capacity(variant),
@@ -183,11 +171,11 @@ class PlanningContext:
 
     def rollout(self, variant: Variant, schedule: Schedule) -> float:
         """Seconds that the workload takes under any schedule."""
-        return rollout_seconds(self.trace(variant), self.steps(variant, schedule))
+        return cost.rollout_seconds(self.trace(variant), self.steps(variant, schedule))
 
-    def limit(self, variant: Variant, schedule: Schedule) -> Limit:
+    def limit(self, variant: Variant, schedule: Schedule) -> cost.Limit:
         """What bytes alone allow, at the machine's published rate."""
-        return limit(
+        return cost.limit(
             self.reads(variant, schedule),
             self.trace(variant),
             capacity=self.capacity(variant),
@@ -202,11 +190,11 @@ class Prices(NamedTuple):
     everything reads exactly as much of K and V as a dense one.
     """
 
-    seconds: FloatArray  # of the rows
-    kv: FloatArray
-    fixed: FloatArray  # the rows' part of what a step costs whatever is in it
-    dense_seconds: FloatArray
-    dense_kv: FloatArray
+    seconds: cost.FloatArray  # of the rows
+    kv: cost.FloatArray
+    fixed: cost.FloatArray  # the rows' part of what a step costs whatever is in it
+    dense_seconds: cost.FloatArray
+    dense_kv: cost.FloatArray
 
 
 def prices(
@@ -227,11 +215,11 @@ def prices(
     visits, fixed = _visits(over, models[0])
     _, dense_fixed = _visits(over, dense)
 
-    def by_bin(figures: FloatArray) -> FloatArray:
+    def by_bin(figures: cost.FloatArray) -> cost.FloatArray:
         return np.bincount(place, figures, bins).astype(np.float64)
 
-    def kv_bytes(reads: ByteModel) -> FloatArray:
-        return by_bin(np.concatenate([[0], reads.rows(lengths[1:]).kv]) * visits)
+    def kv_bytes(reads: cost.ByteModel) -> cost.FloatArray:
+        return by_bin(np.concatenate([[0], reads.rows(lengths[1:])[:2].sum(axis=0)]) * visits)
 
     return Prices(
         seconds=np.array([by_bin(m.per_row(longest) * visits) for m in models]).T,
@@ -242,7 +230,7 @@ def prices(
     )
 
 
-def _visits(over: Trace, model: StepModel) -> tuple[FloatArray, FloatArray]:
+def _visits(over: cost.Trace, model: StepModel) -> tuple[cost.FloatArray, cost.FloatArray]:
     """By total length: steps that rows make there, and their parts of the steps' fixed seconds."""
     longest = int(over.lengths.max())
     visits, fixed = np.zeros(longest + 1), np.zeros(longest + 1)

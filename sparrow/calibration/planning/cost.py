@@ -25,7 +25,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ StepSeconds = Callable[[IntArray], FloatArray]
 """Seconds of steps, given the total lengths of their rows [steps, rows], this token included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """Bytes read, by what they are."""
 
@@ -62,22 +62,6 @@ class Traffic:
     @property
     def total(self) -> int:
         return self.weights + self.kv + self.landmarks
-
-
-class RowBytes(NamedTuple):
-    """Bytes that a step reads of rows alone: the parts of `Traffic`, one entry a row."""
-
-    dense: IntArray
-    kept: IntArray
-    landmarks: IntArray
-
-    @property
-    def kv(self) -> IntArray:
-        return self.dense + self.kept
-
-    @property
-    def total(self) -> IntArray:
-        return self.kv + self.landmarks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +120,11 @@ class ByteModel:
         """Bytes of one page in all layers: keys, values, landmarks."""
         return self.spec.layers * (self.page * self.vector + self.landmark)
 
-    def rows(self, lengths: IntArray) -> RowBytes:
-        """What a step reads of rows at these total lengths, which are at least 1."""
+    def rows(self, lengths: IntArray) -> IntArray:
+        """Bytes that a step reads of rows at these total lengths, which are at least 1.
+
+        [3, rows]: dense, kept and landmarks of `Traffic`.
+        """
         dense, scored = np.zeros_like(lengths), np.zeros_like(lengths)
         kept = np.zeros(lengths.shape)
         for layer in range(self.spec.layers):
@@ -151,7 +138,7 @@ class ByteModel:
         if self.idle_landmarks:
             scored = self.scored_layers * (lengths // self.page)
         kept_bytes = np.rint(kept * self.vector).astype(np.int64)
-        return RowBytes(dense * self.vector, kept_bytes, scored * self.landmark)
+        return np.stack([dense * self.vector, kept_bytes, scored * self.landmark])
 
     def _stays_dense(self, layer: int) -> bool:
         if self.schedule is None:
@@ -169,12 +156,11 @@ class ByteModel:
     def step(self, lengths: Sequence[int] | IntArray) -> Traffic:
         """One step of rows at these total lengths, the tokens of the step included."""
         rows = self.rows(np.asarray(lengths, dtype=np.int64))
-        parts = {name: int(part.sum()) for name, part in rows._asdict().items()}
-        return Traffic(weights=self.weights, **parts)
+        return Traffic(self.weights, *rows.sum(axis=1).tolist())
 
     def steps(self, longest: int) -> Callable[[IntArray], IntArray]:
         """A fast `step(...).total` of many steps at once, as `StepSeconds` gets them."""
-        by_length = np.concatenate([[0], self.rows(np.arange(1, longest + 1)).total])
+        by_length = np.concatenate([[0], self.rows(np.arange(1, longest + 1)).sum(axis=0)])
         return lambda lengths: self.weights + by_length[lengths].sum(axis=1)
 
     def capacity(self, *, memory: float = H200_MEMORY, reserve: float = RESERVE) -> int:
@@ -280,11 +266,10 @@ def published_lengths(requests: int = 60) -> IntArray:
 
 def rollout_bytes(model: ByteModel, over: Trace) -> Traffic:
     """Everything that the steps of a trace read, exactly."""
-    parts = {}
-    for name, part in model.rows(np.arange(1, int(over.lengths.max()) + 1))._asdict().items():
-        upto = np.concatenate([[0], part.cumsum()])
-        parts[name] = int((upto[over.lengths] - upto[over.prompts]).sum())
-    return Traffic(weights=over.steps * model.weights, **parts)
+    rows = model.rows(np.arange(1, int(over.lengths.max()) + 1))
+    upto = np.pad(rows.cumsum(axis=1), ((0, 0), (1, 0)))
+    parts = (upto[:, over.lengths] - upto[:, over.prompts]).sum(axis=1)
+    return Traffic(over.steps * model.weights, *parts.tolist())
 
 
 def rollout_seconds(over: Trace, step_seconds: StepSeconds) -> float:

@@ -12,7 +12,7 @@ bench/fit_hardware.py fits them to measured steps. numpy and no torch: plans rea
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -75,7 +75,7 @@ class EngineTimes(Record):
         return np.array([self.layer_us * 1e-6, *rates, self.score_us * 1e-6, self.choice_us * 1e-6])
 
     def row_costs(self) -> FloatArray:
-        """Seconds of a byte of each of `RowBytes`."""
+        """Seconds of a byte of each part of `ByteModel.rows`."""
         return _per_unit(self.dense_bytes_per_s, self.kept_bytes_per_s, self.landmark_bytes_per_s)
 
 
@@ -88,17 +88,11 @@ class Hardware(File):
     bytes_per_s: Rate  # of its memory, published
     flops_per_s: Rate  # in 16 bits, published
     memory: Annotated[int, Field(gt=0, le=MOST_COUNT)]  # bytes
-    reserve: Count  # bytes that hold neither weights nor keys and values
-    engine: EngineTimes | None
-    note: str
+    reserve: Count = RESERVE  # bytes that hold neither weights nor keys and values
+    engine: EngineTimes | None = None
+    note: str = UNMEASURED
     sources: tuple[str, ...] = ()  # files that the times were fitted to
     command: str = ""  # that fitted them
-
-    @classmethod
-    def plain(cls, name: str, **published: Any) -> "Hardware":
-        """A machine of which only published figures are known: bytes_per_s, flops_per_s, memory."""
-        settings = {"reserve": RESERVE} | published
-        return cls(name=name, engine=None, note=UNMEASURED, **settings)
 
     @classmethod
     def load(cls, source: str | Path) -> "Hardware":
@@ -130,7 +124,7 @@ class StepModel:
 
     def __init__(self, hardware: Hardware, reads: ByteModel) -> None:
         self.hardware = hardware
-        self.reads = with_idle_landmarks(reads) if hardware.engine else reads
+        self.reads = replace(reads, idle_landmarks=True) if hardware.engine else reads
         self._seconds = np.zeros(1)  # of a row, by length
 
     def fixed(self, rows: int, longest: int) -> float:
@@ -149,9 +143,9 @@ class StepModel:
         if longest >= len(self._seconds):
             upto = max(longest, 2 * len(self._seconds), BOOK)
             parts, engine = self.reads.rows(np.arange(1, upto + 1)), self.hardware.engine
-            seconds = parts.total / self.hardware.bytes_per_s
+            seconds = parts.sum(axis=0) / self.hardware.bytes_per_s
             if engine is not None:
-                seconds = np.stack(parts, axis=-1) @ engine.row_costs()
+                seconds = np.stack([*parts], axis=-1) @ engine.row_costs()
             self._seconds = np.concatenate([[0.0], seconds])
         return self._seconds[: longest + 1]
 
@@ -184,11 +178,6 @@ def extrapolation_notes(hardware: Hardware, spec: "ModelSpec", rows: int) -> lis
             "beyond are extrapolated"
         )
     return notes
-
-
-def with_idle_landmarks(reads: ByteModel) -> ByteModel:
-    """The bytes that the constants of a machine were fitted to."""
-    return replace(reads, idle_landmarks=True)
 
 
 def fixed_work(

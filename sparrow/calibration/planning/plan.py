@@ -21,28 +21,21 @@ import numpy.typing as npt
 from sparrow.calibration.planning.context import (
     FEW,
     PlanningContext,
-    believed,
     measured_to,
     prices,
+    reliable,
 )
 from sparrow.calibration.planning.cost import FloatArray, eflops, printed_speed_up
 from sparrow.calibration.planning.hardware import extrapolation_notes
 from sparrow.files import remove_unfinished
+from sparrow.schema import plan as schema
 from sparrow.schema.calibrate import PlanConfig
-from sparrow.schema.plan import (
-    CheckedBin,
-    Compared,
-    ComparedBin,
-    PlanAtTarget,
-    PlanBin,
-    PlanFile,
-    PlannedVariant,
-)
 from sparrow.schema.schedule import DENSE, Note, Schedule
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant
 
 PLAN, SCHEDULE = "plan.json", "schedule.json"
 ASIDE = 0.02  # how far from the target the plan is looked at again
+MEASURED = ("p05", "low", "high", "mean", "prompts")  # of a cell, kept in the bin of a plan
 
 
 class Unreachable(ValueError):
@@ -59,7 +52,7 @@ def plan(
     *,
     compare: Schedule | None = None,
     check: Surface | None = None,
-) -> PlanFile:
+) -> schema.PlanFile:
     """Make a plan; beside it those at neighbouring targets, another schedule and a check run."""
     options, target = plan_options(context, config), config.target
     limits = [context.limit(option.variant, option.schedule) for option in options]
@@ -70,7 +63,7 @@ def plan(
         eflops(reads, read, limit.tokens, context.hardware.intensity)
         for read in (limit.dense, limit.sparse)
     )
-    return PlanFile(
+    return schema.PlanFile(
         model=context.surface.model,
         variant=best.variant.name,
         target=target,
@@ -96,7 +89,9 @@ def plan(
         hardware_note=context.hardware.note,
         workload=context.workload.describe(),
         variants=tuple(
-            PlannedVariant(name=option.variant.name, speed_up=option.speed_up, limit=most.speed_up)
+            schema.PlannedVariant(
+                name=option.variant.name, speed_up=option.speed_up, limit=most.speed_up
+            )
             for option, most in zip(options, limits, strict=True)
         ),
         compare=None if compare is None else _compared(context, best, compare),
@@ -106,7 +101,7 @@ def plan(
     )
 
 
-def write(planned: PlanFile, folder: str | Path) -> list[Path]:
+def write(planned: schema.PlanFile, folder: str | Path) -> list[Path]:
     """Write schedule.json and plan.json into a folder."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -127,20 +122,20 @@ def cheapest(costs: FloatArray, reached: FloatArray, target: float) -> list[int]
     """
     bins, budgets = costs.shape
     best = np.where(reached[0] >= target, costs[0], np.inf)
-    came: list[npt.NDArray[np.int64]] = []
+    predecessors: list[npt.NDArray[np.int64]] = []
     for place in range(1, bins):
-        lead = np.empty(budgets, np.int64)
+        before = np.empty(budgets, np.int64)
         least = 0
         for budget in range(budgets):
             least = budget if best[budget] < best[least] else least
-            lead[budget] = least
-        came.append(lead)
-        best = np.where(reached[place] >= target, best[lead] + costs[place], np.inf)
+            before[budget] = least
+        predecessors.append(before)
+        best = np.where(reached[place] >= target, best[before] + costs[place], np.inf)
     places = [int(np.argmin(best))]
     if not np.isfinite(best[places[0]]):
         return None
-    for lead in reversed(came):
-        places.append(int(lead[places[-1]]))
+    for before in reversed(predecessors):
+        places.append(int(before[places[-1]]))
     return places[::-1]
 
 
@@ -167,7 +162,7 @@ class PlanOption:
 
     variant: Variant
     target: float
-    bins: tuple[PlanBin, ...]
+    bins: tuple[schema.PlanBin, ...]
     schedule: Schedule
 
     @property
@@ -193,7 +188,7 @@ def plan_options(context: PlanningContext, config: PlanConfig) -> list[PlanOptio
     options: list[PlanOption] = []
     missed: list[Unreachable] = []
     for variant in [surface.variant(name) for name in config.variant] or surface.variants:
-        cells = believed([cell for cell in surface.cells if cell.variant == variant.name])
+        cells = reliable([cell for cell in surface.cells if cell.variant == variant.name])
         try:
             options += [_option(context, config, variant, cells)] if cells else []
         except Unreachable as error:
@@ -223,13 +218,12 @@ def _option(
     bins = []
     for i, ((start, stop), place) in enumerate(zip(pairwise(edges), places, strict=True)):
         cell = cells.get((start, budgets[place]))
-        names = ("p05", "low", "high", "mean", "prompts")
         bins.append(
-            PlanBin(
+            schema.PlanBin(
                 start=start,
                 stop=stop,
                 budget=_budget(budgets[place]),
-                **{name: None if cell is None else getattr(cell, name) for name in names},
+                **{name: None if cell is None else getattr(cell, name) for name in MEASURED},
                 kept_share=costs.kv[i, place] / max(costs.dense_kv[i], 1),
                 seconds=costs.seconds[i, place] + costs.fixed[i],
                 dense_seconds=costs.dense_seconds[i],
@@ -292,8 +286,8 @@ def _unreachable(
 ) -> Unreachable:
     nearest, best = highest(reached), reached.max(axis=1)
     worst = int(best.argmin())
-    what = "the lower end of the interval of p05" if config.by == "low" else "p05"
-    what = f"{what} at {config.target}"
+    bound = "the lower end of the interval of p05" if config.by == "low" else "p05"
+    what = f"{bound} at {config.target}"
     place = f"lengths {edges[worst]} to {edges[worst + 1]} (best there: {best[worst]:.3f})"
     why = f"no measured budget keeps {what} for {place}"
     if best[worst] >= config.target:
@@ -314,13 +308,12 @@ def _unreachable(
 def notes(context: PlanningContext, option: PlanOption) -> tuple[str, ...]:
     """Return notes on what was not measured or is uncertain, and where sparsity does not pay."""
     surface, hardware, texts = context.surface, context.hardware, []
-    cells = [cell for cell in surface.cells if cell.variant == option.variant.name]
-    starts = {cell.start for cell in believed(cells)}
-    empty = [f"{bin.start} on" for bin in option.bins if bin.start not in starts]
+    name, cells = option.variant.name, reliable(surface.cells)
+    starts = {cell.start for cell in cells if cell.variant == name}
+    empty = ", ".join(f"{bin.start} on" for bin in option.bins if bin.start not in starts)
     if empty:
-        places = ", ".join(empty)
         texts.append(
-            f"nothing was measured at lengths {places}: those bins keep what the next one needs"
+            f"nothing was measured at lengths {empty}: those bins keep what the next one needs"
         )
     longest, last = int(context.workload.lengths.max()), option.bins[-1].stop
     if last is not None and longest > last:
@@ -328,14 +321,13 @@ def notes(context: PlanningContext, option: PlanOption) -> tuple[str, ...]:
             f"lengths over {last} were not measured on {FEW} prompts: the schedule is dense there, "
             f"and the cost of lengths up to {longest} is counted as at the last budget"
         )
-    few = [
+    few = ", ".join(
         f"{bin.start} to {bin.stop} ({bin.prompts})"
         for bin in option.bins
         if bin.prompts is not None and bin.prompts < LEAST_PROMPTS
-    ]
+    )
     if few:
-        places = ", ".join(few)
-        texts.append(f"fewer than {LEAST_PROMPTS} prompts, so too narrow intervals, at {places}")
+        texts.append(f"fewer than {LEAST_PROMPTS} prompts, so too narrow intervals, at {few}")
     if surface.undecided:
         texts.append(f"measuring ended with {len(surface.undecided)} cells in doubt")
     if not any(abs(option.target - target) < 1e-9 for target in surface.targets):
@@ -352,7 +344,7 @@ def notes(context: PlanningContext, option: PlanOption) -> tuple[str, ...]:
 
 
 def _provenance(
-    context: PlanningContext, config: PlanConfig, variant: Variant, bins: Sequence[PlanBin]
+    context: PlanningContext, config: PlanConfig, variant: Variant, bins: Sequence[schema.PlanBin]
 ) -> tuple[Note, ...]:
     surface, low = context.surface, config.by == "low"
     prompts = [bin.prompts for bin in bins if bin.prompts is not None]
@@ -376,13 +368,13 @@ def _provenance(
 # What stands beside it.
 
 
-def plan_at(context: PlanningContext, config: PlanConfig) -> PlanAtTarget:
+def plan_at(context: PlanningContext, config: PlanConfig) -> schema.PlanAtTarget:
     try:
         best = plan_options(context, config)[0]
     except Unreachable as error:
         nearest = error.nearest if np.isfinite(error.nearest) else None
-        return PlanAtTarget(target=config.target, reached=False, nearest=nearest)
-    return PlanAtTarget(
+        return schema.PlanAtTarget(target=config.target, reached=False, nearest=nearest)
+    return schema.PlanAtTarget(
         target=config.target,
         reached=True,
         budgets=best.budgets,
@@ -391,26 +383,25 @@ def plan_at(context: PlanningContext, config: PlanConfig) -> PlanAtTarget:
     )
 
 
-def _compared(context: PlanningContext, best: PlanOption, other: Schedule) -> Compared:
+def _compared(context: PlanningContext, best: PlanOption, other: Schedule) -> schema.Compared:
     """Another schedule on the same rollout, and what the surface says of its budgets."""
     plan = best.schedule
     fields = {"flow": "flow", "page": "page", "dense_layers": "dense layers"}
-    differs = [
-        f"{what} {getattr(other, field)!r} (the plan: {getattr(plan, field)!r})"
-        for field, what in (fields | {"family": "model family"}).items()
-        if getattr(other, field) != getattr(plan, field)
-    ]
-    return Compared(
+    return schema.Compared(
         name=other.name,
         starts=tuple(other.lengths.tolist()),
         budgets=tuple(_budget(budget) for budget in other.budgets.tolist()),
         speed_up=best.dense_seconds / context.rollout(best.variant, other),
-        differs=tuple(differs),
+        differs=tuple(
+            f"{what} {getattr(other, field)!r} (the plan: {getattr(plan, field)!r})"
+            for field, what in (fields | {"family": "model family"}).items()
+            if getattr(other, field) != getattr(plan, field)
+        ),
         bins=tuple(_nearest_measured(context.surface, other, bin.start) for bin in best.bins),
     )
 
 
-def _nearest_measured(surface: Surface, other: Schedule, start: int) -> ComparedBin:
+def _nearest_measured(surface: Surface, other: Schedule, start: int) -> schema.ComparedBin:
     """Of the measured budgets that are no larger than the other's, the largest: a lower bound.
 
     Only where the surface has a variant of the other's own flow, dense layers and even budgets.
@@ -426,11 +417,11 @@ def _nearest_measured(surface: Surface, other: Schedule, start: int) -> Compared
     }
     below = [
         cell
-        for cell in believed(surface.cells)
+        for cell in reliable(surface.cells)
         if cell.variant in alike and cell.start == start and (cell.budget or 0) <= budget
     ]
     near = max(below, key=lambda cell: cell.budget or 0, default=None)
-    return ComparedBin(
+    return schema.ComparedBin(
         start=start,
         budget=_budget(budget),
         measured=None if near is None else near.budget,
@@ -438,7 +429,9 @@ def _nearest_measured(surface: Surface, other: Schedule, start: int) -> Compared
     )
 
 
-def _checked(context: PlanningContext, best: PlanOption, check: Surface) -> tuple[CheckedBin, ...]:
+def _checked(
+    context: PlanningContext, best: PlanOption, check: Surface
+) -> tuple[schema.CheckedBin, ...]:
     """The bins of a check run, of this plan's schedule on this plan's model and no other."""
     surface, schedules = context.surface, [variant.name for variant in check.variants]
     if check.fingerprint != surface.fingerprint or schedules != [best.schedule.name]:
@@ -446,10 +439,8 @@ def _checked(context: PlanningContext, best: PlanOption, check: Surface) -> tupl
             f"the check is of {check.model}, {', '.join(schedules)}; the plan of "
             f"{surface.model}, {best.schedule.name}: give the check.json of its schedule"
         )
-    fields = CheckedBin.model_fields
-    return tuple(
-        CheckedBin(**{name: getattr(cell, name) for name in fields}) for cell in check.cells
-    )
+    fields = {*schema.CheckedBin.model_fields}
+    return tuple(schema.CheckedBin(**cell.model_dump(include=fields)) for cell in check.cells)
 
 
 def _eflops_printed(context: PlanningContext, schedule: Schedule) -> float:

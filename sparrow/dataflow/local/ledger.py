@@ -9,6 +9,7 @@ from pydantic import Field
 
 from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.dataflow.local.messages import (
+    FAILED,
     Callbacks,
     Diverged,
     GateStop,
@@ -19,7 +20,7 @@ from sparrow.dataflow.local.messages import (
 from sparrow.dataflow.local.metrics import validation_metrics
 from sparrow.dataflow.run_files import RunFiles, write_rollouts
 from sparrow.schema.base import Record, from_dict, to_dict
-from sparrow.schema.evaluation import Evaluation
+from sparrow.schema.evaluation import Evaluation, describe_problems
 from sparrow.schema.gate import GateCheck
 from sparrow.schema.train import TrainConfig
 from sparrow.training.learner import UpdateStats
@@ -66,6 +67,14 @@ class Ledger:
     skips: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     stopped: dict[str, str] = field(default_factory=dict)
+    fault: str = ""  # why the first verdict failed, of those that this process has seen
+
+    @property
+    def problems(self) -> list[str]:
+        """Rows that were left out and verdicts that failed, a line for each kind."""
+        failed = sum(self.counts[f"verifier_{kind}"] for kind in FAILED)
+        judged = self.counts["verifier_judged"]
+        return describe_problems(self.left_out, failed, judged, self.fault)
 
     # A step.
 
@@ -116,6 +125,7 @@ class Ledger:
             kinds = ", ".join(f"{count} {name}" for name, count in rollouts.failed.items())
             failed = f"{total} of {judged} verdicts failed and gave 0 ({kinds})"
             self._notify(number, f"{failed}: {rollouts.fault}", "red")
+            self.fault = self.fault or rollouts.fault
 
     def _count_overlong(self, number: int, overlong: Sequence[str]) -> None:
         self.counts["overlong_prompts"] += len(overlong)
@@ -145,6 +155,8 @@ class Ledger:
             self.files.validation(self.step, values)
         shown = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
         self.callbacks.event(f"after {self.step} steps: {shown}", "cyan")
+        for problem in evaluation.problems:
+            self.callbacks.event(f"after {self.step} steps: {problem}", "red")
 
     # Stopping.
 

@@ -18,6 +18,7 @@ from sparrow.schema.base import Float32Array, Record
 from sparrow.schema.episode import Group, TrainSample, Trajectory
 from sparrow.schema.gate import AcceptanceReading, RatioEstimate
 from sparrow.schema.schedule import Schedule
+from sparrow.tasks.judging import Unjudged as Unjudged
 from sparrow.training.learner import SampleScores
 
 FAILED = ("timeouts", "crashes", "errors")  # kinds of failed verdicts
@@ -29,10 +30,6 @@ class GateStop(Exception):
 
 class Diverged(Exception):
     """Too many steps in a row without a finite loss and gradient."""
-
-
-class Unjudged(Exception):
-    """Every verdict of a step failed. The step is not taken."""
 
 
 class EpisodeFailed(Exception):

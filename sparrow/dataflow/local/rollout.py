@@ -7,7 +7,6 @@ gives the same tokens (on a CPU bit for bit), however many episodes run concurre
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from sparrow.dataflow.local.messages import (
     NoCallbacks,
     RolloutBatch,
     RolloutRequest,
+    Unjudged,
 )
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.schema.base import from_dict
@@ -30,45 +30,14 @@ from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.train import RowsConfig, TrainConfig
+from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import Example, Examples, Judge
-from sparrow.tasks.choosing import is_task, open_judge, open_rows
 from sparrow.training.objectives.advantages import informative
 from sparrow.training.objectives.algorithms import Algorithm
 from sparrow.training.world import World, interleave
 
 VALIDATION_SEED = 2**40  # where the seeds of validation begin: rows of a run never use them
 MOST_OVERLONG = 1000  # prompts in a row that are too long before it is an error
-
-
-def open_validation(config: TrainConfig) -> list[Part]:
-    """Open the held-out rows: those of `validation`, then a part for each of its sets."""
-    held, parts = config.validation, list[Part]()
-    if not held.every:
-        return parts
-    with ExitStack() as judges:
-        for name, place in {"": held.rows or config.data.task, **held.sets}.items():
-            if place is None:
-                continue  # rows of training, which say little; there are sets
-            chosen = _held_out(config, place)
-            rows = open_rows(chosen, seed=config.run.seed)
-            judge = judges.enter_context(closing(open_judge(chosen, rows)))
-            try:
-                parts += Part.of(rows, judge, count=held.prompts, first=held.first, name=name)
-            except ValueError as error:
-                setting = f"sets.{name}" if name else "first"
-                raise ValueError(f"validation.{setting}: {error}") from error
-        judges.pop_all()
-    return parts
-
-
-def _held_out(config: TrainConfig, place: str) -> RowsConfig:
-    """Settings of held-out rows: a task from its first seed on, or a file in its order."""
-    columns = config.validation.columns or config.data.columns
-    changes: dict[str, object] = {"rows": place, "task": None, "columns": columns}
-    if is_task(place):
-        changes = {"rows": None, "task": place, "first": 0, "prompts": None, "reward": None}
-    return config.data.model_copy(update={"shuffle": False, **changes})
 
 
 class PromptSlot(NamedTuple):
@@ -113,7 +82,7 @@ class RolloutSide:
         arguments = (self.backend, self.validation, self.language, params)
         name, chosen = config.model.name, schedule if config.validation.sparse else None
         return self.world.on_first_rank(
-            lambda: evaluate(*arguments, model=name, schedule=chosen).evaluation
+            lambda: evaluate(*arguments, model=name, schedule=chosen).evaluation, (Unjudged,)
         )
 
     def close(self) -> None:
@@ -204,25 +173,14 @@ class RolloutSide:
 
         Hidden states are large and stay on the rank that sampled them, which will score them too.
         """
-        world, local, failures = self.world, list[Group](), list[Exception]()
+        world, local = self.world, list[Group]()
 
-        def share() -> list[Group] | Stopped | EpisodeFailed:
+        def share() -> list[Group]:
             work = self._generate_all(request, world.local_items(slots))
-            try:
-                local.extend(run_coroutine(self.stopping.run_until_stopped(work)))
-            except (Stopped, EpisodeFailed) as error:
-                failures.append(error)
-                return error
+            local.extend(run_coroutine(self.stopping.run_until_stopped(work)))
             return local if world.size == 1 else [_without_states(group) for group in local]
 
-        parts = world.on_all_ranks(share)
-        for rank, part in enumerate(parts):
-            if isinstance(part, EpisodeFailed) and world.size > 1:
-                raise EpisodeFailed(f"rank {rank}: {part}") from (failures[0] if failures else None)
-        for part in parts:
-            if isinstance(part, Exception):
-                raise part
-        groups = interleave([part for part in parts if not isinstance(part, Exception)])
+        groups = interleave(world.on_all_ranks(share, (EpisodeFailed, Stopped)))
         groups[world.rank :: world.size] = local
         return groups
 
@@ -273,7 +231,7 @@ class RolloutSide:
         """Run the episode, which may be user code that raises anything, and check its result."""
         try:
             trajectories = await self.episode(actor, example)
-        except Exception as error:  # named with its type, and chained: nothing is hidden
+        except (Exception, SystemExit) as error:  # named with its type, and chained
             raise EpisodeFailed(f"{type(error).__name__}: {error}") from error
         if not trajectories or not all(isinstance(t, Trajectory) for t in trajectories):
             raise EpisodeFailed(f"expected trajectories, got {trajectories!r:.80}")

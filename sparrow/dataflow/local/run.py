@@ -21,11 +21,12 @@ import torch
 from sparrow.dataflow.backend import RolloutBackend, open_backend
 from sparrow.dataflow.checkpoints import Checkpoints, Damaged
 from sparrow.dataflow.episodes import Episode, load_episode
+from sparrow.dataflow.evaluation import open_validation
 from sparrow.dataflow.language import Language, load_language
 from sparrow.dataflow.local.learner import LearnerSide
 from sparrow.dataflow.local.ledger import Ledger
 from sparrow.dataflow.local.messages import Callbacks, Clock, RolloutRequest
-from sparrow.dataflow.local.rollout import RolloutSide, open_validation
+from sparrow.dataflow.local.rollout import RolloutSide
 from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, RunFiles, import_wandb
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.engine.answer import resolve_schedule
@@ -290,6 +291,7 @@ def open_parts(
     The learner comes before the engine, which takes the free memory.
     """
     report, rollout = report or (lambda text: None), config.rollout
+    held = config.validation
     device = rank_device(pick_device(config.model.device))
     dtype = pick_dtype(config.model.dtype, device, {})
     world, stopping = _ranks(config, device), stopping or GracefulShutdown()
@@ -311,7 +313,11 @@ def open_parts(
         checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=report),
         left_out=getattr(rows, "problems", ()),
     )
-    validation = open_validation(config)
+    with ExitStack() as judges:
+        validation, unusable = open_validation(config, judges) if held.every else ([], ())
+        judges.pop_all()  # the rollout side closes them
+    if unusable:
+        report(f"validation: {len(unusable)} rows are left out, the first: {unusable[0]}")
     learner = _learner_side(config, model, reference, dtype, algorithm, world)
     rule = None if schedule is None else Rule.of(schedule, flow)
     side = RolloutSide(

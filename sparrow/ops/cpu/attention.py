@@ -60,7 +60,7 @@ _NO_SCORE_KEY = np.int32(-2139095041)  # ordered(-inf)
 _inline = njit(nogil=True, forceinline=True, error_model="numpy")
 
 
-def fits(_op: str, dtype: torch.dtype, head_size: int) -> bool:
+def supports_dtype(_op: str, dtype: torch.dtype, head_size: int) -> bool:
     """fp32 or bf16, and head sizes of whole vectors."""
     return dtype in (torch.float32, torch.bfloat16) and head_size % CHUNK == 0
 
@@ -68,7 +68,7 @@ def fits(_op: str, dtype: torch.dtype, head_size: int) -> bool:
 def supports(op: str, q_BHD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **__: Any) -> bool:
     """One dtype that fits, and pools that need no copy."""
     return (
-        fits(op, q_BHD.dtype, q_BHD.shape[2])
+        supports_dtype(op, q_BHD.dtype, q_BHD.shape[2])
         and q_BHD.dtype == k_NGPD.dtype == v_NGPD.dtype
         and k_NGPD.is_contiguous()
         and v_NGPD.is_contiguous()

@@ -19,13 +19,14 @@ TOKENS = 256  # above, widening costs little beside the product
 _wide: dict[int, tuple[weakref.ref[Tensor], tuple[int, int], Tensor]] = {}
 
 
-def fits(_op: str, dtype: torch.dtype, _head_size: int) -> bool:
+def supports_dtype(_op: str, dtype: torch.dtype, _head_size: int) -> bool:
+    """Whether an output head of this dtype is multiplied here: 16-bit ones."""
     return dtype in (torch.bfloat16, torch.float16)
 
 
 def supports(op: str, hidden_TC: Tensor, head_VC: Tensor, *_: Any, **__: Any) -> bool:
     return (
-        fits(op, head_VC.dtype, 0)
+        supports_dtype(op, head_VC.dtype, 0)
         and len(hidden_TC) <= TOKENS
         and not needs_gradients(hidden_TC, head_VC)
         and not head_VC.is_inference()  # whose changes cannot be noticed

@@ -37,7 +37,7 @@ BYTES_PER_THREAD = 1 << 21  # below this a helper costs more than it gives
 TILE = 4  # pages scored together
 
 
-def fits(op: str, dtype: torch.dtype, head_size: int) -> bool:
+def supports_dtype(op: str, dtype: torch.dtype, head_size: int) -> bool:
     """fp32 or bf16; scores: heads of whole vectors."""
     return dtype in DTYPES and (op == "write_pages" or head_size % LANES == 0)
 

@@ -27,7 +27,8 @@ _LOWEST = np.int32(-2147483648)
 _LEAST = np.float32(-87)  # where e ** x is taken as 0
 
 
-def fits(_op: str, dtype: torch.dtype, _head_size: int) -> bool:
+def supports_dtype(_op: str, dtype: torch.dtype, _head_size: int) -> bool:
+    """Whether logits of this dtype can be sampled here, not by the reference."""
     return dtype in DTYPES
 
 

@@ -62,7 +62,7 @@ def plan(rows: int, kv_heads: int, tokens: int, head_size: int, itemsize: int) -
     return DecodePlan(tile, max(1, min(target, most)), least, warps=4, stages=4)
 
 
-def fits(_op: str, dtype: torch.dtype, head_size: int) -> bool:
+def supports_dtype(_op: str, dtype: torch.dtype, head_size: int) -> bool:
     """bf16, fp16 or fp32, and head sizes from 32 to 256 that are multiples of 8."""
     return dtype in DTYPES and LEAST_SIZE <= head_size <= MOST_SIZE and head_size % 8 == 0
 
@@ -75,7 +75,7 @@ def supports(
     """
     kv_heads, page = k_NGPD.shape[1:3]
     return (
-        fits(op, q_BHD.dtype, q_BHD.shape[2])
+        supports_dtype(op, q_BHD.dtype, q_BHD.shape[2])
         and q_BHD.dtype == k_NGPD.dtype == v_NGPD.dtype
         and k_NGPD.is_contiguous()
         and v_NGPD.is_contiguous()

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparrow.ops.kernels.attend_decode import fits as fits
 from sparrow.ops.kernels.attend_decode import head_mask
 from sparrow.ops.kernels.attend_decode import supports as supports
+from sparrow.ops.kernels.attend_decode import supports_dtype as supports_dtype
 
 
 class PrefillPlan(NamedTuple):

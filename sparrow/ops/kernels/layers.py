@@ -38,7 +38,7 @@ HEADS = 8  # of a program
 SIZES = (32, 64, 128, 256)  # of a head
 
 
-def fits(op: str, dtype: torch.dtype, head_size: int) -> bool:
+def supports_dtype(op: str, dtype: torch.dtype, head_size: int) -> bool:
     """16-bit numbers; heads of a power of two, where the op splits heads."""
     sized = op != "split_heads" or head_size in SIZES
     return dtype in (torch.bfloat16, torch.float16) and sized
@@ -53,7 +53,7 @@ def supports(op: str, x_TK: Tensor, *others: Tensor | None, **options: Any) -> b
 
 def _heads_fit(qkv_TE: Tensor, cos_TD: Tensor, sin_TD: Tensor, *norms: Tensor, **_: Any) -> bool:
     return (
-        fits("split_heads", qkv_TE.dtype, 2 * cos_TD.shape[1])
+        supports_dtype("split_heads", qkv_TE.dtype, 2 * cos_TD.shape[1])
         and len(qkv_TE) > 0
         and cos_TD.dtype == sin_TD.dtype == torch.float32
         and qkv_TE.stride(1) == 1

@@ -29,7 +29,7 @@ NONE, BEYOND = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)  # below and abov
 LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 
-def fits(op: str, dtype: torch.dtype, _head_size: int) -> bool:
+def supports_dtype(op: str, dtype: torch.dtype, _head_size: int) -> bool:
     """Floats up to fp32, where the op writes them."""
     return op == "select_pages" or dtype in DTYPES
 
@@ -283,7 +283,7 @@ def _choose_of(
         above = tl.sum((key > threshold).to(tl.int32), 0)
         places, kept = need - above, need
     else:
-        reserved = reserved_mass(score_M, pages, finished, FIRST, LAST)
+        reserved = reserved_pages_mass(score_M, pages, finished, FIRST, LAST)
         goal = MASS * (reserved + held_mass(key, 0))
         threshold = mass_threshold(key, need, reserved, goal, pages - FIRST - LAST)
         above = tl.sum((key > threshold).to(tl.int32), 0)
@@ -377,7 +377,8 @@ def held_mass(key, least):
 
 
 @triton.jit
-def reserved_mass(score_M, pages, finished, FIRST: tl.constexpr, LAST: tl.constexpr):
+def reserved_pages_mass(score_M, pages, finished, FIRST: tl.constexpr, LAST: tl.constexpr):
+    """Sum the attention mass of the pages that are always kept: the first and the last ones."""
     r = tl.arange(0, triton.next_power_of_2(FIRST + LAST))
     m = tl.where(r < FIRST, r, r + (pages - LAST - FIRST))
     return tl.sum(clean_mass(tl.load(score_M + m, m < finished, other=0.0)), 0)

@@ -31,7 +31,7 @@ _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
 
-def fits(_op: str, _dtype: torch.dtype, _head_size: int) -> bool:
+def supports_dtype(_op: str, _dtype: torch.dtype, _head_size: int) -> bool:
     return True
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparrow.ops.dispatch import joiner, needs_gradients, op
+from sparrow.ops.dispatch import compile_decorator, needs_gradients, op
 from sparrow.ops.reference.pages import accumulator
 
 CHUNK_BYTES = 64 * 2**20
@@ -56,7 +56,7 @@ def token_stats(
     """
     unscaled = isinstance(temperature, int | float) and temperature == 1
     temperature_T = None if unscaled else per_token(temperature, hidden_TC)
-    options = (temperature_T, chunk or chunk_tokens(len(head_VC)), joiner())
+    options = (temperature_T, chunk or chunk_tokens(len(head_VC)), compile_decorator())
     logprob_T, entropy_T = _TokenStats.apply(hidden_TC, head_VC, ids_T, *options)
     return TokenStats(logprob=logprob_T, entropy=entropy_T)
 

@@ -28,6 +28,10 @@ from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.tensor import CodeLine, FlowError, did_you_mean
 
 FORMS = "path/to/file.py[:name], module:name, or a built-in flow such as quest or fine_means(2)"
+FORCE = (
+    "--attention.force=true (generate), --rollout.attention.force=true (train), --force (eval, "
+    "calibrate)"
+)
 LIBRARY = "sparrow.sparse.flows.library"
 LONGEST = 200  # characters of a library flow with its arguments
 
@@ -77,15 +81,18 @@ def resolve_flow(schedule: Schedule, named: str | None = None, *, force: bool = 
     """The flow of a schedule: the one that the user names, else a flow of the library.
 
     A schedule is data: a file or module that its provenance names is not run. Whether the flow has
-    the formula that the schedule was made for is checked by `Rule.of` and `Rule.check`; a user's
-    own flow for a schedule that has no digest of its formula is refused here, unless forced.
+    the formula that the schedule was made for is checked by `Rule.of` and `Rule.check`; the flow
+    of a file or module, for a schedule that has no digest of its formula, is refused here unless
+    forced. A Flow of this process is taken by its name.
     """
     if named is not None:
         flow = load_flow(named)
-        if schedule.flow_digest is None and names_code(named) and not force:
+        is_file = names_code(named) and not named.startswith(f"{HERE}:")
+        if schedule.flow_digest is None and is_file and not force:
             raise ValueError(
                 f"schedule {schedule.name!r} has no flow_digest, so whether {named} is the flow it "
-                "was made for cannot be checked: plan it again, or force it"
+                f"was made for cannot be checked: add flow_digest {flow.digest} to it if so, plan "
+                f"it again with `sparrow plan`, or force it: {FORCE}"
             )
         return flow
     notes = {note.key: note.text for note in schedule.provenance}

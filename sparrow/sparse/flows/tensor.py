@@ -286,9 +286,8 @@ class Tensor:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        attributes = [attribute for attribute in dir(type(self)) if not attribute.startswith("_")]
-        close = get_close_matches(name, attributes, n=1)
-        hint = f"did you mean .{close[0]}?" if close else f"there are: {', '.join(attributes)}"
+        close = get_close_matches(name, _attributes(), n=1)
+        hint = f"did you mean .{close[0]}?" if close else f"there are: {', '.join(_attributes())}"
         raise fail(f"tensors of a flow have no .{name}; {hint}")
 
 
@@ -344,9 +343,12 @@ def check_sizes(name: str, shape: tuple[int, ...]) -> None:
         raise fail(f"{name} takes sizes as whole numbers above 0, got {shape}")
 
 
+def _attributes() -> list[str]:
+    return [attribute for attribute in dir(Tensor) if not attribute.startswith("_")]
+
+
 def _foreign(library: str, name: str) -> FlowError:
-    attributes = {attribute for attribute in dir(Tensor) if not attribute.startswith("_")}
-    instead = f"x.{name}()" if name in attributes else "the functions of sparrow.sparse.flows"
+    instead = f"x.{name}()" if name in _attributes() else "the functions of sparrow.sparse.flows"
     return fail(f"{library}.{name} cannot take a flow's tensors: use {instead}, constant(array)")
 
 

@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, ValidationError, create_model
 
 from sparrow.functions import resolve
+from sparrow.schema.base import problems
 from sparrow.schema.train import AlgorithmConfig, Choice
 from sparrow.training.objectives import advantages, corrections, surrogates
 from sparrow.training.objectives.advantages import Advantage, Rewards
@@ -64,6 +65,7 @@ class Algorithm(Objective):
     greedy: bool  # a greedy answer to each prompt is the baseline
 
 
+STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)  # of settings
 CLIP = Choice(use="ppo", settings={"low": 0.2, "high": 0.2})
 CLIP_HIGHER = Choice(use="ppo", settings={"low": 0.2, "high": 0.28})
 
@@ -119,7 +121,8 @@ def _advantage(text: str) -> Advantage:
     what = f"algorithm.advantage {text!r}"
     advantage = bind(find_function(text, ADVANTAGES, "algorithm.advantage"), {}, what)
     result = try_function(advantage, what, [Rewards(np.array([0.0, 1.0]), 0.0)])
-    if len(result) != 1 or np.shape(result[0]) != (2,):
+    arrays = result if isinstance(result, list | tuple | np.ndarray) else ()
+    if [np.shape(array) for array in arrays] != [(2,)]:
         raise ValueError(f"{what}: expected a list with an array per group, got {result!r}")
     return advantage
 
@@ -190,15 +193,14 @@ def bind(
 ) -> Callable[..., Any]:
     """Bind checked settings to a function."""
     known = keyword_only(function, what)
-    for name, value in settings.items():
-        if name not in known:
-            expected = ", ".join(known) or "none"
-            raise ValueError(f"{what}: unknown setting {name!r}; its settings: {expected}")
-        if (kind := known[name].annotation) is not inspect.Parameter.empty:
-            _check_kind(value, kind, f"{what}: {name}")
-    missing = [n for n, p in known.items() if p.default is p.empty and n not in settings]
-    if missing:
-        raise ValueError(f"{what}: missing settings: {', '.join(missing)}")
+    kinds = [Any if p.annotation is p.empty else p.annotation for p in known.values()]
+    defaults = [... if p.default is p.empty else p.default for p in known.values()]
+    fields: Any = dict(zip(known, zip(kinds, defaults, strict=True), strict=True))
+    try:
+        create_model("Settings", __config__=STRICT, **fields).model_validate(settings)
+    except ValidationError as error:
+        expected = ", ".join(known) or "none"
+        raise ValueError(f"{what}: {problems(error)}; its settings: {expected}") from None
     return partial(function, **settings) if settings else function
 
 
@@ -221,13 +223,3 @@ def try_function(function: Callable[..., Any], what: str, *arguments: object) ->
     except Exception as error:
         fault = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{what}, tried on a small example: {fault}") from error
-
-
-def _check_kind(value: object, annotation: Any, what: str) -> None:
-    """Raise if a value does not fit its annotation."""
-    try:
-        TypeAdapter(annotation).validate_python(value, strict=True)
-    except ValidationError as error:
-        raise ValueError(f"{what}: got {value!r}: {error.errors()[0]['msg']}") from None
-    except PydanticUserError:  # the type has no schema
-        return

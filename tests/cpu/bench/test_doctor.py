@@ -41,8 +41,6 @@ def test_largest_models_by_bytes() -> None:
     assert doctor.largest_models("cpu", least - 1).rollout is None
     assert doctor.largest_models("cpu", least, kv_limit=10**6).rollout is None
     large = doctor.largest_models("cuda:0", 140 * 2**30)
-    assert large.rollout is not None
-    assert large.training is not None
     assert shape(large.training).parameters() < shape(large.rollout).parameters()
 
 

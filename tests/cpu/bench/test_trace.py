@@ -1,20 +1,18 @@
 """The trace benchmark runs, its steps are the engine's, and its sums are those of the points."""
 
-import json
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
+from support.results import check_output
 from support.specs import TINY as SPEC
 
 from sparrow import models
 from sparrow.benchmarks import timing, trace
 from sparrow.calibration.planning import cost
 from sparrow.engine.runner import batch_bucket, pages_bucket
-from sparrow.schema.base import to_dict
 
 LENGTHS = [190, 90, 140]
 
@@ -23,7 +21,6 @@ def test_a_short_run() -> None:
     seen: list[str] = []
     where: dict[str, Any] = {"dtype": "fp32", "device": "cpu", "progress": seen.append}
     result = trace.run(model=SPEC, schedule="fixed-64", lengths=LENGTHS, cutoff=60, **where)
-    json.dumps(to_dict(result))
     dense, sparse = result.rows
     assert (dense.who, sparse.who) == ("dense", "fixed-64")
     assert dense.tokens == sum(LENGTHS) - 3 * 16
@@ -32,7 +29,6 @@ def test_a_short_run() -> None:
     assert result.speed_up == pytest.approx(dense.seconds / sparse.seconds)
     assert result.share == pytest.approx(result.speed_up / result.limit["speed_up"])
     schedule = timing.schedule_named("fixed-64")
-    assert schedule is not None
     reads = cost.ByteModel(spec=SPEC, schedule=schedule, itemsize=4)
     capacity = reads.capacity(memory=result.memory, reserve=0)
     over = cost.trace(LENGTHS, prompt=16, capacity=capacity)
@@ -42,10 +38,9 @@ def test_a_short_run() -> None:
     short = result.confirmation
     assert short.steps == 60 - 16
     for row in short.rows:
-        assert row.expected is not None
         assert row.ratio == pytest.approx(row.seconds / row.expected)
     assert any("a complete run up to 60" in text for text in seen)
-    Console(quiet=True).print(timing.table(result))
+    check_output(result)
 
 
 def test_states_are_of_the_trace_and_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +76,6 @@ def test_times_between_points() -> None:
 
 def test_requests_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = timing.schedule_named("fixed-64")
-    assert schedule is not None
     model, lengths = models.random(SPEC), np.array([60, 40, 50])
     over = cost.trace(lengths, prompt=16, capacity=128, page=16)
     assert over.starts.tolist() == [0, 0, 24]

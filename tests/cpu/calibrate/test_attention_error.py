@@ -2,12 +2,10 @@
 
 from itertools import pairwise
 
-import pytest
 import torch
-from support.engines import prompt, tiny
+from support.engines import prompt
 from torch import Tensor
 
-from sparrow import models
 from sparrow.calibration.flows.score import BLOCKS, QUERIES, Probe, Selection, blocks
 from sparrow.calibration.replay import read
 from sparrow.models.attention import Packed
@@ -15,11 +13,6 @@ from sparrow.sparse.flows.library import block_mean, dense, oracle, running_aver
 from sparrow.sparse.rule import Rule
 
 NONE_DENSE: frozenset[int] = frozenset()
-
-
-@pytest.fixture(scope="module")
-def model() -> models.Decoder:
-    return tiny()
 
 
 def case(flow, budget: int = 64, **settings) -> Selection:

@@ -8,17 +8,7 @@ import pytest
 from support.engines import prompt, tiny
 from support.replays import replay
 
-from sparrow import models
 from sparrow.calibration.flows import score as flow_score
-from sparrow.calibration.flows.score import (
-    CELLS,
-    REFERENCE,
-    TokenizedText,
-    append_leaderboard,
-    interval,
-    samples,
-    score,
-)
 from sparrow.calibration.flows.texts import Text
 from sparrow.calibration.replay import read
 from sparrow.calibration.store import Store
@@ -31,21 +21,16 @@ from sparrow.sparse.flows.library import block_mean, dense, fine_means, oracle, 
 ALL_SPARSE = Configuration(dense_layers=())
 
 
-def sample(name: str, ids: list[int]) -> TokenizedText:
-    return TokenizedText(name=name, kind="noise", sha256=name, note="", ids=tuple(ids))
+def sample(name: str, ids: list[int]) -> flow_score.TokenizedText:
+    return flow_score.TokenizedText(name=name, kind="noise", sha256=name, note="", ids=tuple(ids))
 
 
 TEXTS = [sample(f"t{n}", prompt(200, n)) for n in range(3)]
 
 
-@pytest.fixture(scope="module")
-def model() -> models.Decoder:
-    return tiny()
-
-
 def run(model, folder: Path, flows=(quest,), budgets=(64,), texts=TEXTS, **settings) -> FlowScores:
-    given = {"configuration": ALL_SPARSE, "store": Store(folder / CELLS), **settings}
-    return score(model, texts, list(flows), list(budgets), **given)
+    given = {"configuration": ALL_SPARSE, "store": Store(folder / flow_score.CELLS), **settings}
+    return flow_score.score(model, texts, list(flows), list(budgets), **given)
 
 
 def row_of(result: FlowScores, flow: Flow, budget: int = 64, **changes) -> FlowScore:
@@ -72,7 +57,7 @@ def test_gains_are_paired_differences_to_the_block_mean(model, tmp_path: Path) -
     apart = np.array(own.p05_by_text) - np.array(base.p05_by_text)
     assert own.gain == pytest.approx(apart.mean())
     assert own.gain_low < own.gain < own.gain_high
-    assert interval("x", np.array([2.0])) == {"x": 2.0, "x_low": None, "x_high": None}
+    assert flow_score.interval("x", np.array([2.0])) == {"x": 2.0, "x_low": None, "x_high": None}
     assert row_of(result, dense).p05 > 1 - 1e-5
     assert row_of(result, dense).recall is None
     best = row_of(result, oracle)
@@ -125,7 +110,7 @@ def test_other_contents_are_measured_anew(model, tmp_path: Path, monkeypatch) ->
     assert fresh() == 2
     assert fresh() == 0
     assert fresh(texts=TEXTS[1:2]) == 2
-    assert fresh(configuration=REFERENCE) == 2
+    assert fresh(configuration=flow_score.REFERENCE) == 2
     assert fresh(budgets=(64, 80)) == 2
     assert fresh(flows=[fine_means(4)]) == 1
     renamed = Flow(name="other", fields=quest.fields, summarise=quest.summarise, score=quest.score)
@@ -136,7 +121,11 @@ def test_other_contents_are_measured_anew(model, tmp_path: Path, monkeypatch) ->
 def test_the_leaderboard_tells_formula_from_configuration(model, tmp_path: Path) -> None:
     result = run(model, tmp_path, [quest], (64, 96), reference=True)
     file = tmp_path / "boards" / "board.jsonl"
-    assert append_leaderboard(file, result) == append_leaderboard(file, result) == 2
+    assert (
+        flow_score.append_leaderboard(file, result)
+        == flow_score.append_leaderboard(file, result)
+        == 2
+    )
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(lines) == 4
     line = next(line for line in lines if line["configuration"]["budget"] == 64)
@@ -150,7 +139,7 @@ def test_the_leaderboard_tells_formula_from_configuration(model, tmp_path: Path)
     assert line["texts"] == {text.name: text.sha256 for text in TEXTS}
     assert len(flow_score_table(result).rows) == 4  # two budgets, in this configuration alone
     # In the reference configuration it gains nothing.
-    same = run(model, tmp_path, configuration=REFERENCE, reference=True)
+    same = run(model, tmp_path, configuration=flow_score.REFERENCE, reference=True)
     assert len(same.rows) == 2
     assert [line["gained_by_configuration"]["mean"] for line in same.leaderboard("now")] == [0]
 
@@ -172,9 +161,9 @@ def test_texts_are_cut_to_equal_tokens() -> None:
     def tokenizer(text: str, **_) -> dict:
         return {"input_ids": [ord(letter) for letter in text]}
 
-    first, second = samples(tokenizer, texts, 4)
+    first, second = flow_score.samples(tokenizer, texts, 4)
     assert (len(first.ids), len(second.ids)) == (4, 4)
     assert first.sha256 != second.sha256
-    assert first.sha256 == samples(tokenizer, [texts[0]._replace(name="b")], 4)[0].sha256
+    assert first.sha256 == flow_score.samples(tokenizer, [texts[0]._replace(name="b")], 4)[0].sha256
     with pytest.raises(ValueError, match="'b'"):
-        samples(tokenizer, texts, 5)
+        flow_score.samples(tokenizer, texts, 5)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from sparrow.dataflow.run_files import read_rollouts
 from sparrow.functions import register
 from sparrow.schema.common import ChatConfig
 from sparrow.schema.episode import Trajectory
-from sparrow.schema.sampling import SamplingParams
-from sparrow.tasks.base import Example, encode, puzzle_tokenizer
+from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.tasks.base import Example, Verdict, encode, puzzle_tokenizer
 
 # Roles are words of the puzzles: from (system), find (user), so (assistant), with (tool).
 TEMPLATE = """
@@ -149,6 +150,32 @@ def test_an_episode_of_a_cell_with_a_conversation(model: Path, tmp_path: Path) -
     assert len({trajectory.ids.tobytes() for trajectory in played}) == 8
     (measured,) = metrics(tmp_path / "run")
     assert measured["sparse/accept_p05"] > 0.999, "hidden states of all three turns"
+
+
+class Echo:
+    """A sampler that answers every prompt with one token."""
+
+    async def generate(self, ids: list[int], params: SamplingParams, **_: Any) -> list[Completion]:
+        answer = {"token_ids": [5], "logprobs": [-1.0], "weight_versions": [0]}
+        finish = {"finish_reason": "stop", "attention": "dense"}
+        return [Completion(prompt_ids=ids, **answer, **finish)]
+
+
+def test_a_conversation_takes_what_a_reward_may_return_and_refuses_the_rest() -> None:
+    player = replace(actor(PUZZLE_LANGUAGE), engine=Echo())
+    conversation = player.conversation(EXAMPLE)
+    with pytest.raises(ValueError, match="reply"):
+        conversation.trajectory(1.0)
+    for limit in (0, -1):
+        with pytest.raises(ValueError, match=f"max_tokens.*{limit}"):
+            asyncio.run(conversation.reply(max_tokens=limit))
+    asyncio.run(conversation.reply())
+    for verdict in (0.5, {"score": 0.5}, Verdict(0.5, 0.0, "")):
+        trajectory = conversation.trajectory(verdict)
+        assert (trajectory.reward, trajectory.acc) == (0.5, 0.0)
+    for verdict in (None, Verdict(1.0, 2.0, "")):
+        with pytest.raises(ValueError, match="must be"):
+            conversation.trajectory(verdict)
 
 
 def test_puzzles_have_no_chat() -> None:

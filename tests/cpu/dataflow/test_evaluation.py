@@ -28,6 +28,7 @@ from sparrow.schema.schedule import Schedule
 from sparrow.sparse import preset
 from sparrow.sparse.rule import Rule
 from sparrow.tasks.base import EOS, VOCABULARY, WORDS, Example, Verdict, decode, encode
+from sparrow.tasks.judging import InProcess, Unjudged
 
 CONTEXT = 256
 
@@ -122,9 +123,30 @@ class TestAnswer:
         broken = models.random(model.spec)
         broken.head.data[:] = float("nan")
         judge = Recorder()
-        result = answers(broken, ROWS[:1], judge)
-        assert result[0].verdict == Verdict(0.0, 0.0, "the model gave NaN or infinite logits")
+        with pytest.raises(Unjudged, match="NaN"):
+            answers(broken, ROWS[:1], judge)
         assert judge.asked == []
+
+    def test_verdicts_that_failed_are_counted_and_not_all_may_fail(
+        self, model: models.Decoder
+    ) -> None:
+        def reward(text: str, answer: int) -> float:
+            if answer in failing:
+                raise KeyError("no idea")
+            return 1.0
+
+        failing = set[int]()
+        for failed in (0, 1):
+            failing |= {5} if failed else set()
+            parts = [part_of(ROWS, InProcess.of_function(reward))]
+            result = evaluate(engine_of(model), parts, PUZZLE_LANGUAGE, params(), model="m")
+            (cell,) = result.evaluation.cells
+            assert (cell.failed, cell.mean.value) == (failed, 1 - failed / 4)
+            assert ("no idea" in cell.fault) == bool(failed)
+            assert len(result.evaluation.problems) == failed
+        failing |= {0, 9, 2}
+        with pytest.raises(Unjudged, match="no idea"):
+            answers(model, ROWS, InProcess.of_function(reward))
 
 
 class TestParts:
@@ -181,7 +203,11 @@ class TestAttending:
         assert schedule is not None
         assert backend.engine.rule is not None
         assert (schedule.flow, backend.engine.rule.name) == ("quest", "quest")
-        assert open_engine(model, asked(schedule="qwen3-1.7b-0.86"))[1] == preset("qwen3-1.7b-0.86")
+        named = asked(schedule="qwen3-1.7b-0.86")
+        with pytest.raises(ValueError, match="layers"):  # it names two, the model has one
+            open_engine(model, named)
+        deeper = models.random(model.spec, layers=3)
+        assert open_engine(deeper, named)[1] == preset("qwen3-1.7b-0.86")
 
     def test_refuses(self, model: models.Decoder) -> None:
         name = "qwen3-1.7b-0.86"

@@ -191,7 +191,7 @@ def test_rollouts_come_back_equal_without_hidden_states(tmp_path: Path) -> None:
     states = np.ones(((bare.weight_version >= 0).sum(), 4), dtype=np.float32)
     seen = written[1].replace(trajectories=(bare.replace(hidden=states),))
     path = rollouts.write_rollouts(tmp_path, 12, [written[0], seen, written[2]])
-    assert read_rollouts(tmp_path, 12) == written
+    assert read_rollouts(tmp_path, 12) == read_rollouts(str(tmp_path), 12) == written
     lines = read_lines(path)
     assert [line["group_index"] for line in lines] == [0, 0, 1, 2]
     assert [line["baseline"] for line in lines] == [None, None, None, 0.1]

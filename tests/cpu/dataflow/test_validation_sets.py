@@ -12,8 +12,9 @@ from sparrow import api
 from sparrow.arguments import configured
 from sparrow.dataflow.evaluation import load_policy
 from sparrow.models import hf_views
+from sparrow.schema.common import PushConfig
 from sparrow.schema.evaluation import EvalConfig
-from sparrow.schema.loading import load_config
+from sparrow.schema.loading import load_config, save_resolved
 from sparrow.schema.train import TrainConfig, code_settings
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.rows import read_rows
@@ -80,8 +81,30 @@ def test_a_checkpoint_of_a_run_that_has_not_ended(model: Path, tmp_path: Path) -
     for checkpoint, named in ((None, "--checkpoint"), (7, "step 7")):
         with pytest.raises(ValueError, match=named):
             api.evaluate(str(folder), checkpoint=checkpoint, device="cpu", **asked)
-    with pytest.raises(ValueError, match="no checkpoint"):
-        load_policy(tmp_path, "latest", **place)
+    for other in (tmp_path, Path("tiny")):
+        with pytest.raises(ValueError, match="expected"):
+            load_policy(other, "latest", **place)
+
+
+def test_a_run_is_evaluated_on_its_held_out_rows(model: Path, rows: Path, tmp_path: Path) -> None:
+    """Its reward is not run if it names code: the folder may be somebody else's."""
+    held: dict[str, Any] = {"prompts": 2, "columns": {"prompt": "q", "answer": "a"}}
+    held["sets"] = {"mine": str(rows)}
+    trained(config(model, tmp_path / "run", validation=held, run={"steps": 1}))
+    told: list[str] = []
+    for place in (tmp_path / "run", tmp_path / "run" / "model"):
+        evaluated = api.evaluate(str(place), prompts=1, device="cpu", report=told.append)
+        cells = [(cell.source, cell.rows) for cell in evaluated.cells]
+        assert cells == [("assignments", 1), ("mine", 1)]
+        assert all(cell.tokens <= 40 for cell in evaluated.cells), "rollout.max_tokens of the run"
+        assert any(str(rows) in line for line in told)
+    own = api.evaluate(str(tmp_path / "run"), task="countdown", length=100, prompts=1, device="cpu")
+    assert [cell.source for cell in own.cells] == ["countdown"]
+    for reward in ("os:getcwd", "here:mine@0123abcd"):
+        data = {"task": None, "rows": str(rows), "reward": reward}
+        save_resolved(config(model, tmp_path / "run", data=data), tmp_path / "run")
+        with pytest.raises(ValueError, match="--reward"):
+            api.evaluate(str(tmp_path / "run"), device="cpu")
 
 
 def test_options_of_the_command_line() -> None:
@@ -91,8 +114,10 @@ def test_options_of_the_command_line() -> None:
     assert evaluated("--checkpoint", "20").checkpoint == 20
     assert evaluated("--checkpoint", "latest").checkpoint == "latest"
     for wrong in ("newest", "-1"):
-        with pytest.raises(ValueError, match="checkpoint"):
+        with pytest.raises(ValueError, match=r"^checkpoint:") as error:
             evaluated(f"--checkpoint={wrong}")
+        assert "literal" not in str(error.value)
+    assert load_config(PushConfig, [], ["a", "b/c", "--checkpoint=20"]).step == 20
     assert evaluated("--rows=a.csv", "--columns.prompt=question").columns.prompt == "question"
     base = ["--model.name=tiny", "--rows=a.csv", "--validation.sets.mine=b.csv"]
     mapped = load_config(TrainConfig, [], [*base, "--data.columns.prompt=question"])

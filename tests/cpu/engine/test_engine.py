@@ -3,23 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from support.engines import (
-    HIDDEN,
-    SPARSE,
-    VOCABULARY,
-    alone,
-    count_prefill,
-    engine_of,
-    logp,
-    params,
-    prompt,
-    recorded_hidden,
-    run,
-    same_bits,
-    steps,
-    tiny,
-    tokens_of,
-)
+from support import engines
+from support.engines import SPARSE, alone, engine_of, params, prompt, run, same_bits, steps, tiny
 
 from sparrow import models, ops
 from sparrow.engine import Engine
@@ -57,7 +42,7 @@ def test_an_aborted_request_returns_what_it_has(model) -> None:
     """While it waits, between chunks of its prompt, twice, where there is none, and half-way."""
     engine = engine_of(model, max_running=1)
     options = OutputOptions(top_logprobs=3, hidden_states=True)
-    running = engine.add([1], params(), options=HIDDEN)
+    running = engine.add([1], params(), options=engines.HIDDEN)
     waiting, chunked = engine.add([2], params(n=2)), engine.add(LONG, params(), options=options)
     outputs = steps(engine, 2)
     for request in (waiting, chunked, chunked, 999):
@@ -66,7 +51,7 @@ def test_an_aborted_request_returns_what_it_has(model) -> None:
     assert done[running, 0].finish_reason == "length"
     for key in ((waiting, 0), (waiting, 1), (chunked, 0)):
         assert (done[key].finish_reason, len(done[key].token_ids)) == ("abort", 0)
-    late = engine.add([1], params(), options=HIDDEN)
+    late = engine.add([1], params(), options=engines.HIDDEN)
     outputs = steps(engine, 5)
     engine.abort(late)
     ended = run(engine, outputs=outputs)[late, 0]
@@ -118,8 +103,8 @@ def test_stops_minimum_and_maximum(model) -> None:
     stops = tuple(range(32))
     (longer,) = engine.generate([SHORT], params(stop_token_ids=stops, min_tokens=15))
     assert not set(longer.token_ids[:15].tolist()) & set(stops)
-    (later,) = engine.generate([SHORT], params(top_k=VOCABULARY))
-    same_bits(later, alone(model, SHORT, params(top_k=VOCABULARY)))
+    (later,) = engine.generate([SHORT], params(top_k=engines.VOCABULARY))
+    same_bits(later, alone(model, SHORT, params(top_k=engines.VOCABULARY)))
     own_end = tiny(eos_ids=tuple(range(60)))
     given = alone(own_end, SHORT, params(ignore_eos=False, max_tokens=60))
     assert given.finish_reason == "stop"
@@ -145,7 +130,7 @@ def test_a_later_request_reuses_the_prefix(engine, model) -> None:
     """Whole chunks of 128 tokens on a CPU, so that bits do not depend on what was cached; the last
     token is always computed.
     """
-    passes = count_prefill(engine)
+    passes = engines.count_prefill(engine)
     wanted = 0
     for ids, computed in (
         (LONG, 300),
@@ -155,12 +140,12 @@ def test_a_later_request_reuses_the_prefix(engine, model) -> None:
     ):
         (given,) = engine.generate([ids], params(max_tokens=2))
         wanted += computed
-        assert tokens_of(passes) == wanted
+        assert engines.tokens_of(passes) == wanted
         same_bits(given, alone(model, ids, params(max_tokens=2)))
     alike = engine_of(model, reuse="none")
-    passes = count_prefill(alike)
+    passes = engines.count_prefill(alike)
     alike.generate([LONG, LONG], params(max_tokens=2))
-    assert tokens_of(passes) == 600
+    assert engines.tokens_of(passes) == 600
     assert alike.pool.cached == 0
 
 
@@ -177,12 +162,12 @@ def test_statistics_are_of_the_recorded_hidden_states(engine, model, schedule) -
     done = run(engine)
     for sample in range(2):
         completion, two, none = (done[request, sample] for request in range(3))
-        hidden_TC, head = recorded_hidden(completion), model.head.detach()
+        hidden_TC, head = engines.recorded_hidden(completion), model.head.detach()
         ids = torch.tensor(completion.token_ids)
         stats = ops.token_stats(hidden_TC, head, ids, temperature=0.6)
         np.testing.assert_allclose(completion.logprobs, stats.logprob, atol=1e-5)
         np.testing.assert_allclose(completion.entropies, stats.entropy, atol=1e-4)
-        best = logp(model, hidden_TC, 0.6).topk(5, dim=1)
+        best = engines.logp(model, hidden_TC, 0.6).topk(5, dim=1)
         np.testing.assert_allclose(completion.top_logprobs, best.values, atol=1e-5)
         assert completion.top_ids.tolist() == best.indices.tolist()
         assert two.top_ids.tolist() == completion.top_ids[:, :2].tolist()

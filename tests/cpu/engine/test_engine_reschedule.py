@@ -2,18 +2,8 @@
 
 import numpy as np
 import pytest
-from support.engines import (
-    SPARSE,
-    alone,
-    changed,
-    engine_of,
-    params,
-    prompt,
-    run,
-    same_bits,
-    steps,
-    tiny,
-)
+from support import engines
+from support.engines import SPARSE, alone, changed, engine_of, params, prompt, run, same_bits, steps
 
 from sparrow.engine import Engine
 from sparrow.schema.schedule import DENSE, Schedule
@@ -132,7 +122,7 @@ def test_each_sample_tells_its_own_length(model) -> None:
 
 
 def test_a_restart_or_an_abort_tells_what_ran(model) -> None:
-    own = tiny()
+    own = engines.tiny()
     engine = engine_of(own)
     number = engine.add(prompt(LONG), params(), schedule=SPARSE)
     steps(engine, 6)

@@ -7,23 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.engines import (
-    SPARSE,
-    Done,
-    alone,
-    changed,
-    dense_hidden,
-    engine_of,
-    logp,
-    params,
-    prompt,
-    run,
-    same_bits,
-    steps,
-    tiny,
-    weights_of,
-    with_weights,
-)
+from support import engines
+from support.engines import SPARSE, Done, alone, engine_of, params, prompt, run, same_bits, tiny
 from torch import Tensor
 
 from sparrow import models
@@ -86,12 +71,12 @@ class Traffic:
     def _update(self) -> None:
         mode = self.dice.choice(("continue", "restart"))
         version = self.engine.version + 1
-        new = changed(self.engine.model, seed=version, size=0.05)
+        new = engines.changed(self.engine.model, seed=version, size=0.05)
         self.engine.update(new.items(), version=version, in_flight=mode)
         self.weights[version] = new
 
     def finish(self, turns: int) -> Done:
-        self.weights[0] = weights_of(self.engine.model)
+        self.weights[0] = engines.weights_of(self.engine.model)
         for _ in range(3):
             self.add()
         for _ in range(turns):
@@ -152,14 +137,14 @@ def test_tokens_are_those_of_the_weights_that_they_name(seed) -> None:
         assert given.finish_reason in ("length", "abort")
         if given.attention == "dense":
             for version in set(versions):
-                _check_logprobs(given, version, with_weights(traffic.weights[version]))
+                _check_logprobs(given, version, engines.with_weights(traffic.weights[version]))
                 compared.add(version)
     assert len(compared) > 1
 
 
 def _check_logprobs(given: Completion, version: int, model: models.Decoder) -> None:
     adapter = None if given.adapter is None else adapter_of(model)
-    logp_TV = logp(model, dense_hidden(model, given, adapter))
+    logp_TV = engines.logp(model, engines.dense_hidden(model, given, adapter))
     wanted = logp_TV[torch.arange(len(logp_TV)), torch.tensor(given.token_ids).long()].numpy()
     drawn = given.weight_versions == version
     np.testing.assert_allclose(given.logprobs[drawn], wanted[drawn], atol=1e-4)
@@ -176,9 +161,9 @@ def test_the_oldest_sample_is_never_preempted(update) -> None:
     engine = engine_of(tiny(), pages=20, max_context=320)
     oldest = engine.add(prompt(130), params(max_tokens=110))
     younger = engine.add(prompt(130, 1), params(max_tokens=60))
-    outputs = steps(engine, 25)
+    outputs = engines.steps(engine, 25)
     if update:
-        engine.update(weights_of(engine.model).items(), version=1)
+        engine.update(engines.weights_of(engine.model).items(), version=1)
     done = run(engine, outputs=outputs, most=250)
     assert (done[oldest, 0].swaps, len(done[oldest, 0].recomputed)) == (0, update)
     assert done[younger, 0].swaps or done[younger, 0].recomputed

@@ -6,20 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.engines import (
-    SPARSE,
-    alone,
-    changed,
-    engine_of,
-    page_bytes,
-    params,
-    prompt,
-    run,
-    same_bits,
-    step_into,
-    steps,
-    tiny,
-)
+from support import engines
+from support.engines import SPARSE, alone, engine_of, params, prompt, run, same_bits, steps, tiny
 
 from sparrow import models
 from sparrow.engine import AsyncEngine, Engine, Output
@@ -109,7 +97,7 @@ def test_without_a_rule_an_engine_is_dense_only(model) -> None:
     with pytest.raises(ValueError, match="rule=None"):
         dense_only.add([1], params(), schedule=SPARSE)
     same_bits(dense_only.generate([prompt(40)], params()), [alone(model, prompt(40), params())])
-    assert page_bytes(model, None) < page_bytes(model, Rule())
+    assert engines.page_bytes(model, None) < engines.page_bytes(model, Rule())
 
 
 # Numbers that are none.
@@ -195,7 +183,7 @@ def test_after_a_failed_step_nothing_goes_on_from_what_it_left(engine, model, pa
     request = engine.add(LONG, FEW)
     _break(engine.runner, part, RuntimeError)
     with pytest.raises(RuntimeError, match="broken"):
-        step_into([], engine)
+        engines.step_into([], engine)
     with pytest.raises(RuntimeError, match="abort"):
         engine.step()
     engine.abort(request)
@@ -241,7 +229,7 @@ def test_too_little_room_for_swapping(model) -> None:
     ids = [engine.add(prompt(16, seed), params(seed=seed, max_tokens=72)) for seed in range(3)]
     outputs: list[Output] = []
     with pytest.raises(RuntimeError, match="swap_bytes"):
-        step_into(outputs, engine)
+        engines.step_into(outputs, engine)
     engine.check_integrity()
     engine.abort(ids[-1])
     done = run(engine, outputs=outputs)
@@ -255,7 +243,7 @@ def test_too_little_room_for_swapping(model) -> None:
 
 def test_weights_that_others_move_or_change() -> None:
     """An update finds them where they are now; another engine on the model notices it."""
-    model, weights = tiny(), changed(tiny())
+    model, weights = tiny(), engines.changed(tiny())
     first, second = engine_of(model), engine_of(model)
     second.generate([PROMPTS[1]], params(max_tokens=2))
     for parameter in model.parameters():

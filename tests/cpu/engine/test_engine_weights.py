@@ -6,24 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.engines import (
-    HIDDEN,
-    SPARSE,
-    alone,
-    changed,
-    dense_hidden,
-    engine_of,
-    logp,
-    params,
-    prompt,
-    recorded_hidden,
-    run,
-    same_bits,
-    steps,
-    tiny,
-    weights_of,
-    with_weights,
-)
+from support import engines
+from support.engines import HIDDEN, changed, engine_of, logp, params, prompt, run, same_bits, steps
 from torch import Tensor
 
 from sparrow import models
@@ -38,7 +22,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 @pytest.fixture
 def model() -> models.Decoder:
-    return tiny()
+    return engines.tiny()
 
 
 def close(left: Tensor, right: Tensor) -> bool:
@@ -52,7 +36,7 @@ def test_a_continuing_sample_goes_on_under_the_new_weights(model) -> None:
     """Its cache is computed anew, that of a sparse one densely, and the record says so."""
     engine = engine_of(model)
     request = engine.add(prompt(40), params(n=2))
-    sparse = engine.add(prompt(100), params(), schedule=SPARSE)
+    sparse = engine.add(prompt(100), params(), schedule=engines.SPARSE)
     outputs = steps(engine, 9)
     engine.update(changed(model).items(), version=3)
     engine.check_integrity()
@@ -65,10 +49,10 @@ def test_a_continuing_sample_goes_on_under_the_new_weights(model) -> None:
 
 
 def _under(model: models.Decoder, completion: Completion) -> Tensor:
-    return logp(model, dense_hidden(model, completion))
+    return logp(model, engines.dense_hidden(model, completion))
 
 
-@pytest.mark.parametrize("schedule", [None, SPARSE], ids=["dense", "sparse"])
+@pytest.mark.parametrize("schedule", [None, engines.SPARSE], ids=["dense", "sparse"])
 def test_a_restarted_sample_is_that_of_a_fresh_run(model, schedule) -> None:
     engine, new = engine_of(model), changed(model)
     request = engine.add(prompt(40), params(n=2), schedule=schedule, options=HIDDEN)
@@ -78,7 +62,8 @@ def test_a_restarted_sample_is_that_of_a_fresh_run(model, schedule) -> None:
     engine.update([*new.items(), head], version=1, in_flight="restart")
     engine.check_integrity()
     done = run(engine, outputs=outputs)
-    fresh = engine_of(with_weights(new)).generate([prompt(40)], params(n=2), schedule=schedule)
+    other = engine_of(engines.with_weights(new))
+    fresh = other.generate([prompt(40)], params(n=2), schedule=schedule)
     same_bits([done[request, 0], done[request, 1]], fresh)
     for number in range(2):
         completion = done[request, number]
@@ -97,7 +82,7 @@ def test_a_refused_update_changes_nothing(model) -> None:
     engine.version = 2
     request = engine.add([1, 2, 3], params(max_tokens=6))
     outputs = steps(engine, 3)
-    before, new = weights_of(model), changed(model)
+    before, new = engines.weights_of(model), changed(model)
     head = "lm_head.weight"
     cases: list[tuple[list[tuple[str, Any]], dict[str, Any], str]] = [
         ([(DOWN, new[DOWN])], {"base_version": 4}, "version"),
@@ -123,7 +108,7 @@ def test_a_refused_update_changes_nothing(model) -> None:
         assert all(torch.equal(view, before[name]) for name, view in views)
     completion = run(engine, outputs=outputs)[request, 0]
     assert completion.recomputed == ()
-    same_bits(completion, alone(model, [1, 2, 3], params(max_tokens=6)))
+    same_bits(completion, engines.alone(model, [1, 2, 3], params(max_tokens=6)))
     engine.update([(DOWN, new[DOWN].double())], version=3, base_version=2)  # a part over its base
     assert engine.version == 3
     for name, view in models.hf_views(model).items():
@@ -135,11 +120,11 @@ def test_a_refused_update_changes_nothing(model) -> None:
 
 def merged(model: models.Decoder, adapter: Adapter) -> models.Decoder:
     """Another model whose weights hold what the adapter adds."""
-    weights = weights_of(model)
+    weights = engines.weights_of(model)
     for place, pair in adapter.pairs.items():
         delta = pair.b_ER @ pair.a_RI * adapter.scale(pair.rank)
         weights[f"model.{place.path}.weight"] += delta
-    return with_weights(weights)
+    return engines.with_weights(weights)
 
 
 def test_adapted_requests_equal_merged_weights(model) -> None:
@@ -155,7 +140,7 @@ def test_adapted_requests_equal_merged_weights(model) -> None:
     for number, other in enumerate((merged(model, one), model, merged(model, two))):
         completion = done[number, 0]
         assert completion.adapter == names[number]
-        assert close(logp(model, recorded_hidden(completion)), _under(other, completion))
+        assert close(logp(model, engines.recorded_hidden(completion)), _under(other, completion))
     assert len({tuple(done[number, 0].token_ids) for number in range(3)}) == 3
 
 
@@ -172,12 +157,12 @@ def test_an_adapter_may_be_replaced_in_flight(model, in_flight) -> None:
     drawn = engine.loop.requests[adapted].samples[0].drawn
     engine.load_adapter("one", other, in_flight=in_flight)
     done = run(engine, outputs=outputs)
-    same_bits(done[plain, 0], alone(model, LONG, params()))
+    same_bits(done[plain, 0], engines.alone(model, LONG, params()))
     assert done[plain, 0].recomputed == ()
     mine, goes_on = done[adapted, 0], in_flight == "continue"
     born = drawn if goes_on else 0
     assert (mine.recomputed, mine.restarts) == (((299 + drawn,), 0) if goes_on else ((), 1))
-    got = logp(model, recorded_hidden(mine))
+    got = logp(model, engines.recorded_hidden(mine))
     assert close(got[born:], _under(merged(model, other), mine)[born:])
 
 
@@ -205,7 +190,7 @@ def test_adapters_in_use_stay(model) -> None:
 def _in_flight(engine: Engine) -> list[Any]:
     """A group, a sparse sample and a prompt between its chunks."""
     engine.add(prompt(40), params(n=2))
-    engine.add(prompt(100), params(), schedule=SPARSE)
+    engine.add(prompt(100), params(), schedule=engines.SPARSE)
     outputs = steps(engine, 6)
     engine.add(LONG, params(max_tokens=4))
     return outputs + steps(engine, 1)
@@ -263,7 +248,7 @@ def test_sleep_lets_go_of_memory_at_once(model) -> None:
 
 
 def test_dropped_weights_come_back_by_an_update(model) -> None:
-    calm, copy = _calm(model), weights_of(model)
+    calm, copy = _calm(model), engines.weights_of(model)
     engine = engine_of(model)
     outputs = _in_flight(engine)
     engine.sleep(weights="drop")

@@ -38,13 +38,9 @@ def replay(model: models.Decoder, completion: Completion, budget: int | None) ->
     start, bounds = len(completion.prompt_ids), torch.tensor([0, len(ids)])
     attention: Any = Packed(bounds=bounds)
     if budget is not None:
-        attention = PackedSparse(
-            bounds=bounds,
-            dense_B=torch.tensor([start]),
-            budgets=torch.full((model.spec.layers, len(ids)), budget),
-            page=16,
-            rule=Rule(dense_layers=frozenset((0,))),
-        )
+        budgets = torch.full((model.spec.layers, len(ids)), budget)
+        rows = {"bounds": bounds, "dense_B": torch.tensor([start]), "budgets": budgets}
+        attention = PackedSparse(**rows, page=16, rule=Rule(dense_layers=frozenset((0,))))
     with torch.no_grad():
         hidden = model(ids, torch.arange(len(ids)), attention)
         return ops.token_stats(hidden[start - 1 : -1], model.head, ids[start:])

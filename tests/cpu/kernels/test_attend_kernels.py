@@ -10,23 +10,9 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from support.kernels import (
-    DEVICE,
-    attend_chunks,
-    batch_of,
-    check_bits_of_prefill,
-    check_prefill,
-    poisoned_memory,
-    queries_of,
-)
-from support.paging import (
-    attend,
-    check_bits_of_decode,
-    check_decode,
-    check_rows_without_pages_and_nan,
-    check_verify,
-    chosen,
-)
+from support import kernels, paging
+from support.kernels import DEVICE, attend_chunks, batch_of, check_prefill, poisoned_memory
+from support.paging import attend, check_bits_of_decode, check_decode, check_verify, chosen
 
 from sparrow.ops import PageLists
 from sparrow.ops.kernels import attend_decode as decode
@@ -117,7 +103,7 @@ def test_pages_off_the_list_are_never_read() -> None:
 
 
 def test_rows_without_pages_give_zeros_and_nan_stays_in_its_heads() -> None:
-    check_rows_without_pages_and_nan(decode, DEVICE)
+    paging.check_rows_without_pages_and_nan(decode, DEVICE)
 
 
 def test_plans_cut_by_whole_tiles_and_pages() -> None:
@@ -141,8 +127,8 @@ def test_prefill(ratio: int, dtype: torch.dtype) -> None:
     for head_size in (40, 80):
         odd = batch_of([40, 3], heads=2, kv_heads=1, head_size=head_size)
         check_prefill(odd, [35, 3])
-    assert attend_chunks(batch, *queries_of(batch, [0] * 5)).shape == (0, 2 * ratio, 32)
-    check_bits_of_prefill(batch, [1, 15, 2, 0, 50])
+    assert attend_chunks(batch, *kernels.queries_of(batch, [0] * 5)).shape == (0, 2 * ratio, 32)
+    kernels.check_bits_of_prefill(batch, [1, 15, 2, 0, 50])
 
 
 def test_what_is_left_to_the_definition() -> None:

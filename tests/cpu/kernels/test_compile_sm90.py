@@ -34,12 +34,9 @@ def run(folder: Path, *arguments: str) -> list[Any]:
     """The lines of JSON that Python prints where kernels are not interpreted."""
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=clean | {"TRITON_CACHE_DIR": str(folder), "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-    )
+    clean |= {"TRITON_CACHE_DIR": str(folder), "PYTHONPATH": paths}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

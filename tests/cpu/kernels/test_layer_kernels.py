@@ -19,11 +19,8 @@ from sparrow.ops.reference import layers, logprob
 OPS = ("norm_linear", "norm_gated", "linear_add", "logits")
 # tokens, width, depth: whole blocks and odd ones
 SHAPES = [(1, 48, 64), (3, 40, 72), (16, 32, 64), (17, 50, 100), (33, 16, 40)]
-LAUNCHES = [
-    LinearLaunch(columns=16, depth=32),
-    LinearLaunch(columns=64, depth=16),
-    LinearLaunch(columns=16, depth=16, splits=3),
-]
+CUTS = (16, 32, 1), (64, 16, 1), (16, 16, 3)
+LAUNCHES = [LinearLaunch(columns=c, depth=d, splits=splits) for c, d, splits in CUTS]
 
 
 def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:

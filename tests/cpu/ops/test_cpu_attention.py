@@ -7,14 +7,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from support.paging import (
-    attend,
-    check_bits_of_decode,
-    check_decode,
-    check_rows_without_pages_and_nan,
-    chosen,
-    make_batch,
-)
+from support import paging
+from support.paging import attend, check_bits_of_decode, check_decode, chosen, make_batch
 
 from sparrow.ops import PageLists
 from sparrow.ops.cpu import attention
@@ -71,7 +65,7 @@ def test_calls_from_several_threads_at_once() -> None:
 
 def test_layouts_lists_other_rows_and_nan() -> None:
     check_bits_of_decode(attention, make_batch(LENGTHS, heads=6, kv_heads=2, head_size=64), 48)
-    check_rows_without_pages_and_nan(attention)
+    paging.check_rows_without_pages_and_nan(attention)
 
 
 def test_scores_far_apart_pick_one_token() -> None:

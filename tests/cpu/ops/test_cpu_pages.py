@@ -4,15 +4,8 @@ import math
 
 import pytest
 import torch
-from support.paging import (
-    DENSE,
-    Batch,
-    check_select,
-    check_selections,
-    check_write,
-    make_batch,
-    mean_scores,
-)
+from support import paging
+from support.paging import DENSE, Batch, check_select, check_selections, make_batch, mean_scores
 from torch import Tensor
 
 from sparrow import ops
@@ -52,7 +45,7 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tokens_land_where_the_definition_puts_them(dtype) -> None:
     for page, size in ((16, 32), (4, 5), (3, 8), (1, 8)):
-        check_write(pages, dtype, page, size)
+        paging.check_write(pages, dtype, page, size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

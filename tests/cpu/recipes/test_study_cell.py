@@ -12,14 +12,8 @@ from sparrow_recipes.study.config import StudyConfig
 from sparrow_recipes.study.design import END, Study
 
 LITTLE = Path(__file__).parents[3] / "bench" / "faults" / "study.toml"
-SMALLER = [
-    "--probe.prompts=2",
-    "--train.rollout.samples=2",
-    "--train.rollout.max_tokens=16",
-    "--train.gate.sample=2",
-    "--train.validation.prompts=2",
-    "--train.run.steps=1",
-]
+SMALLER = ["--probe.prompts=2", "--train.rollout.samples=2", "--train.rollout.max_tokens=16"]
+SMALLER += ["--train.gate.sample=2", "--train.validation.prompts=2", "--train.run.steps=1"]
 
 
 def test_a_cell_that_was_trained_but_not_ended_ends_the_same(tmp_path: Path) -> None:

@@ -62,12 +62,8 @@ def test_bins_of_the_gate_are_alike_in_all_cells(tmp_path: Path) -> None:
 
 def test_rows_of_a_file_are_not_moved(tmp_path: Path) -> None:
     """Their order differs by the run's seed."""
-    train = {
-        "model": {"name": "tiny"},
-        "data": {"file": "rows.jsonl"},
-        "gate": {"mode": "warn"},
-        "validation": {"every": 1, "file": "held.jsonl"},
-    }
+    train = {"model": {"name": "tiny"}, "data": {"file": "rows.jsonl"}, "gate": {"mode": "warn"}}
+    train |= {"validation": {"every": 1, "file": "held.jsonl"}}
     made = study(tmp_path, train=train)
     first, second = (made.training(cell, 1e-4) for cell in made.baseline_cells)
     assert first.data == second.data == made.config.train.data

@@ -68,13 +68,8 @@ def test_planned_arms_and_a_fixed_budget_that_reads_as_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sequences of 900 and 1500 tokens: 512 from 100 on. A plan that is there stays."""
-    arms = [
-        DENSE,
-        {"name": "fixed", "like": "high"},
-        {"name": "low", "target": 0.7},
-        {"name": "high", "target": 0.9},
-    ]
-    made = study(tmp_path / "s", arms)
+    targets = [{"name": "low", "target": 0.7}, {"name": "high", "target": 0.9}]
+    made = study(tmp_path / "s", [DENSE, {"name": "fixed", "like": "high"}, *targets])
     made.plans.mkdir(parents=True)
     Schedule.fixed(96, name="mine", dense_layers=()).save(made.plans / "low.json")
     chosen = {"low": stepped(64, 128), "high": stepped(64, 512)}

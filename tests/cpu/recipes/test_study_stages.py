@@ -10,18 +10,9 @@ from support import study_folders as folders
 from support.pretending import pretend
 from support.studies import DENSE, SPARSE, study
 
+from sparrow_recipes.study import stages
 from sparrow_recipes.study.design import Study
 from sparrow_recipes.study.running import JobFailed
-from sparrow_recipes.study.stages import (
-    NoRate,
-    conduct,
-    failed_baseline,
-    list_jobs,
-    open_study,
-    rate_of,
-    require_memory_limit,
-    state_of,
-)
 
 
 def cell(made: Study, name: str, *found: float | None, status: str | None = "done") -> Path:
@@ -34,7 +25,7 @@ def cell(made: Study, name: str, *found: float | None, status: str | None = "don
 
 def conducted(made: Study, events: list[str] | None = None) -> bool:
     event = ([] if events is None else events).append
-    return conduct(
+    return stages.conduct(
         made, "sparrow study s.toml", stop=lambda: False, event=event, show=lambda _: None
     )
 
@@ -44,7 +35,7 @@ def opened(
 ) -> Study:
     """A study whose runs pretend; finals: their accuracy at the end, by rate; 0.5 at the start."""
     pretend(tmp_path, patch, finals)
-    made, lock = open_study(study(tmp_path / "s", **{"parallel": 2, **changes}).config)
+    made, lock = stages.open_study(study(tmp_path / "s", **{"parallel": 2, **changes}).config)
     lock.close()
     return made
 
@@ -67,19 +58,19 @@ def test_the_baseline_is_judged_when_all_its_seeds_have_ended(tmp_path: Path) ->
         cell(made, "dense-0", *first)
         cell(made, "dense-1", *(second or (0.5,)), status="done" if second else None)
         cell(made, "p-0", 0.5, 0.1)
-        assert (failed_baseline(made) or "").startswith(told)
-        assert (failed_baseline(made) is None) == (not told)
+        assert (stages.failed_baseline(made) or "").startswith(told)
+        assert (stages.failed_baseline(made) is None) == (not told)
 
 
 def test_a_baseline_that_diverged_or_was_not_evaluated(tmp_path: Path) -> None:
     made, other = study(tmp_path / "s"), study(tmp_path / "other")
     cell(made, "dense-0", 0.1, 0.9)
     cell(made, "dense-1", 0.1, status="diverged")
-    assert failed_baseline(made) == "dense-1 diverged"
+    assert stages.failed_baseline(made) == "dense-1 diverged"
     for name, found in (("dense-0", (0.1, 0.9)), ("dense-1", (0.1, None))):
         cell(other, name, *found)
     with pytest.raises(ValueError, match=r"dense-1/validation\.jsonl"):
-        failed_baseline(other)
+        stages.failed_baseline(other)
 
 
 def test_a_rate_at_which_the_baseline_does_not_learn_is_set_aside(
@@ -92,8 +83,8 @@ def test_a_rate_at_which_the_baseline_does_not_learn_is_set_aside(
     assert events[0] == "plans: started"
     assert events.index("plans: done") < events.index("p-0: started")
     design = json.loads(made.design.read_text(encoding="utf-8"))
-    assert (design["rate"], design["command"]) == (rate_of(made), "sparrow study s.toml")
-    assert rate_of(made) == 1e-5
+    assert (design["rate"], design["command"]) == (stages.rate_of(made), "sparrow study s.toml")
+    assert stages.rate_of(made) == 1e-5
     assert names(made.folder / "rejected") == {"0.0001"}
     assert names(made.rejected(1e-4)) >= {"dense-0", "dense-1"}
     for folder, rate in ((made.rejected(1e-4), 1e-4), (made.folder / "cells", 1e-5)):
@@ -116,7 +107,7 @@ def test_no_rate_left_is_said_and_the_cells_stay(
         conducted(made)
     stray.rmdir()
     for _ in range(2):  # and again, where it goes on
-        with pytest.raises(NoRate, match="dense"):
+        with pytest.raises(stages.NoRate, match="dense"):
             conducted(made)
         assert names(made.folder / "cells") >= {"dense-0", "dense-1"}
         assert names(made.folder / "rejected") == {"0.0001"}
@@ -124,16 +115,16 @@ def test_no_rate_left_is_said_and_the_cells_stay(
 
 def test_dense_cells_do_not_wait_for_plans_and_how_far_cells_are(tmp_path: Path) -> None:
     made = study(tmp_path)
-    ready = {job.name: job.ready() for job in list_jobs(made)}
+    ready = {job.name: job.ready() for job in stages.list_jobs(made)}
     assert ready == {"plans": True, "dense-0": True, "dense-1": True, "p-0": False, "p-1": False}
     made.plans.mkdir()
     made.plan_of(made.cell("p-0").arm).write_text("{}", encoding="utf-8")
-    assert all(job.ready() for job in list_jobs(made))
-    assert [job.name for job in list_jobs(made) if job.done()] == ["plans"]
+    assert all(job.ready() for job in stages.list_jobs(made))
+    assert [job.name for job in stages.list_jobs(made) if job.done()] == ["plans"]
     cell(made, "dense-0", 0.5)
     cell(made, "dense-1", 0.5, 0.6, 0.7, status=None)
     states = {"dense-0": "done", "dense-1": "2 of 3 steps", "p-0": "waits", "p-1": "waits"}
-    assert state_of(made) == states
+    assert stages.state_of(made) == states
 
 
 def test_runs_that_share_a_gpu_say_how_much_each_takes(
@@ -147,9 +138,9 @@ def test_runs_that_share_a_gpu_say_how_much_each_takes(
         train = config.train.model_copy(update={"rollout": changed})
         return Study(config.model_copy(update={"train": train}))
 
-    require_memory_limit(shared("cuda", 1))
-    require_memory_limit(shared("cuda", 2, kv_gib=1.0))
-    require_memory_limit(shared("cpu", 2))
+    stages.require_memory_limit(shared("cuda", 1))
+    stages.require_memory_limit(shared("cuda", 2, kv_gib=1.0))
+    stages.require_memory_limit(shared("cpu", 2))
     with pytest.raises(ValueError, match="kv_gib"):
         conducted(shared("cuda", 2))
     assert not study(tmp_path).design.exists()
@@ -159,19 +150,19 @@ def test_whose_folder_it_is(tmp_path: Path) -> None:
     """Before anything ran the design may change, then only how many run at a time."""
     place = tmp_path / "s"
     for target in (0.8, 0.86):
-        made, lock = open_study(study(place, (DENSE, SPARSE | {"target": target})).config)
+        made, lock = stages.open_study(study(place, (DENSE, SPARSE | {"target": target})).config)
         arms = json.loads(made.design.read_text(encoding="utf-8"))["arms"]
         assert [arm["target"] for arm in arms] == [None, target]
         with pytest.raises(ValueError, match=r"s\b"):  # one process at a time
-            open_study(study(place).config)
+            stages.open_study(study(place).config)
         lock.close()
     cell(made, "dense-0", 0.1)
     other = study(place, (DENSE, SPARSE | {"target": 0.8}), rates=[1e-4])
     with pytest.raises(ValueError, match="rates, arms"):
-        open_study(other.config)
-    again, lock = open_study(study(place, parallel=4).config)  # a refusal holds no lock
+        stages.open_study(other.config)
+    again, lock = stages.open_study(study(place, parallel=4).config)  # a refusal holds no lock
     lock.close()
     assert (again.folder, again.config.parallel) == (place, 4)
     (tmp_path / "mine" / "cells").mkdir(parents=True)
     with pytest.raises(ValueError, match="another out"):
-        open_study(study(tmp_path / "mine").config)
+        stages.open_study(study(tmp_path / "mine").config)

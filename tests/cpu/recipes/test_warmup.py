@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import configs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparrow import models
@@ -20,39 +21,14 @@ from sparrow_recipes.warmup.config import WarmupConfig
 from sparrow_recipes.warmup.training import new_trainer, spec_of, warm_up
 
 STEPS = 7
-TOML = """
-[model]
-name = "mini"
-layers = 1
-hidden = 32
-intermediate = 64
-heads = 2
-kv_heads = 1
-head_size = 16
-max_positions = 1024
-
-[data]
-assignments = 0.0
-
-[[stages]]
-steps = 4
-tokens = 1024
-longest = 120
-
-[[stages]]
-steps = 3
-tokens = 1024
-longest = 200
-
-[optimiser]
-rate = 5e-3
-warm_up = 2
-decay = 3
-
-[run]
-device = "cpu"
-save_every = 3
-"""
+SHAPE = {"layers": 1, "hidden": 32, "intermediate": 64, "heads": 2, "kv_heads": 1}
+TOML = configs.toml(
+    model={"name": "mini", **SHAPE, "head_size": 16, "max_positions": 1024},
+    data={"assignments": 0.0},
+    stages=[{"steps": n, "tokens": 1024, "longest": most} for n, most in ((4, 120), (3, 200))],
+    optimiser={"rate": 5e-3, "warm_up": 2, "decay": 3},
+    run={"device": "cpu", "save_every": 3},
+)
 
 
 @pytest.fixture
@@ -68,7 +44,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("whole") / "mini.toml"
     file.write_text(TOML, encoding="utf-8")
     place = warm_up(config_of(file))
-    assert place is not None
     return place.parent
 
 
@@ -210,7 +185,6 @@ def test_begins_with_a_wider_model(toml: Path, tmp_path: Path, whole: Path) -> N
     assert warm_up(config, until=3) is None
     shutil.rmtree(start)
     place = warm_up(config)
-    assert place is not None
     spec = models.load(place, device="cpu").spec
     assert (spec.intermediate, spec.max_positions) == (24, 512)
     assert curve(tmp_path / "narrow")[0]["loss"] < curve(whole)[0]["loss"]

@@ -378,14 +378,9 @@ def test_state_moves_on_where_a_page_exists_and_stays_elsewhere() -> None:
         fresh = 0.5 * fields.old + fields.x.sum()
         return fresh + fields.steps, {"old": fresh, "steps": fields.steps + 1}
 
-    flow = Flow(
-        name="remembers",
-        fields={"x": fp32(SIZE)},
-        state={"old": 0.0, "steps": 2.0},
-        summarise=lambda keys, values: {"x": keys[0]},
-        score=score,
-        probe=PROBE,
-    )
+    kept = {"fields": {"x": fp32(SIZE)}, "state": {"old": 0.0, "steps": 2.0}}
+    summarise = lambda keys, values: {"x": keys[0]}  # noqa: E731
+    flow = Flow(name="remembers", **kept, summarise=summarise, score=score, probe=PROBE)
     program = trace(flow, *PROBE)
     assert program.state == (("old", 0.0), ("steps", 2.0))
     q, blocks = draw(program, own=True, seed=1)

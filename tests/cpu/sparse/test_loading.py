@@ -7,7 +7,13 @@ import pytest
 
 from sparrow.schema.schedule import Note, Schedule
 from sparrow.sparse.flows import library
-from sparrow.sparse.flows.loading import built_in, library_flow, load_flow, resolve_flow
+from sparrow.sparse.flows.loading import (
+    built_in,
+    library_flow,
+    load_flow,
+    register_flow,
+    resolve_flow,
+)
 from sparrow.sparse.rule import Rule
 
 ONE = """
@@ -205,6 +211,7 @@ def test_a_flow_that_a_person_names_must_have_the_digest(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="flow_digest"):
         resolve_flow(undigested, str(file))
     assert resolve_flow(undigested, str(file), force=True).name == "mine"
+    assert resolve_flow(undigested, register_flow(right)) is right  # an object of this process
 
 
 def test_older_schedules_are_checked_by_name(tmp_path: Path) -> None:

@@ -109,13 +109,9 @@ def in_one_pass(
     rule: Rule, sequences: list[tuple[Tensor, Tensor, Tensor]], prompts: list[int], budgets: Tensor
 ) -> Tensor:
     lengths = [len(q) for q, _, _ in sequences]
-    attention = PackedSparse(
-        bounds=torch.tensor([0, *lengths]).cumsum(0),
-        dense_B=torch.tensor(prompts),
-        budgets=budgets.expand(LAYERS, *budgets.shape),
-        page=PAGE,
-        rule=rule,
-    )
+    rows = {"bounds": torch.tensor([0, *lengths]).cumsum(0), "dense_B": torch.tensor(prompts)}
+    rows["budgets"] = budgets.expand(LAYERS, *budgets.shape)
+    attention = PackedSparse(**rows, page=PAGE, rule=rule)
     packed = (torch.cat(parts) for parts in zip(*sequences, strict=True))
     return attention(SPARSE, *packed, scale=SCALE)
 

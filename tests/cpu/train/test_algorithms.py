@@ -72,6 +72,10 @@ def one_advantage(groups):
     return [0.0 for group in groups]
 
 
+def no_advantage(groups):
+    pass
+
+
 def one_coefficient(lengths):
     return 1.0
 '''
@@ -209,6 +213,7 @@ REFUSED_NAMES: list[tuple[dict[str, Any], str]] = [
     ({"advantage": f"{STRANGERS}:number"}, "number"),
     ({"advantage": f"{STRANGERS}:broken"}, "broken.*KeyError"),
     ({"advantage": f"{STRANGERS}:one_advantage"}, "one_advantage"),
+    ({"advantage": f"{STRANGERS}:no_advantage"}, "no_advantage.*None"),
     ({"aggregate": f"{STRANGERS}:one_coefficient"}, "one_coefficient"),
     ({"surrogate": Choice(use=f"{STRANGERS}:mean_surrogate")}, "mean_surrogate"),
     ({"corrections": (Choice(use=f"{STRANGERS}:short"),)}, "short"),

@@ -147,6 +147,7 @@ def test_where_one_rank_fails_all_fail_and_name_it(ranks: list[Results]) -> None
     assert second["second"] == "OSError: the dog ate it"
     assert first["first"] == "ValueError: no space"
     assert second["first"] == "ValueError: rank 0 failed: ValueError: no space"
+    assert first["shared"] == second["shared"] == "ValueError: rank 0: no space"
     assert first["none"] == second["none"] == "no error: 7"
 
 

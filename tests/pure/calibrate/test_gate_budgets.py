@@ -32,7 +32,6 @@ def test_bins_change_no_budget_at_any_length(
     schedule: Schedule, width: int | None, longest: int
 ) -> None:
     refined, bins = make_bins(schedule, width=width, longest=longest)
-    assert refined is not None
     edges = {0, 1, longest, 5000} | {e + d for e in refined.lengths.tolist() for d in (-1, 0, 1)}
     for length in sorted(edge for edge in edges if edge >= 0):
         for layer, head in [(None, None), *((item.layer, item.head) for item in schedule.layers)]:
@@ -56,7 +55,6 @@ def test_any_course_of_changes_is_valid(  # a Schedule refuses budgets that fall
     mass: bool,
 ) -> None:
     now, bins = make_bins(schedule, width=width, longest=longest, mass=mass)
-    assert now is not None
     for kind in data.draw(st.lists(st.sampled_from(["raise", "dense", "lower"]), max_size=8)):
         place = data.draw(st.integers(0, len(bins.starts) - 1))
         before, now = now, step(data, kind, now, place, factor, bins)
@@ -100,14 +98,12 @@ def test_which_bins() -> None:
     ):
         schedule = Schedule(name="s", lengths=starts, budgets=[64] * len(starts))
         refined, _ = make_bins(schedule, width=width, longest=longest)
-        assert refined is not None
         assert refined.lengths.tolist() == bins
 
 
 def test_whole_pages_upwards() -> None:
     schedule = Schedule.fixed(160)
     now, bins = make_bins(schedule, width=1000, longest=1000)
-    assert now is not None
     assert budgets.raised(now, 0, 1.1, bins).budgets.tolist() == [176]  # 176.00000000000003
     assert budgets.raised(now, 0, 1.11, bins).budgets.tolist() == [192]
     assert budgets.lowered(now, 0, 1.5, bins, [True]).budgets.tolist() == [112]
@@ -118,7 +114,6 @@ def test_whole_pages_upwards() -> None:
 def test_dense_is_a_budget_of_every_length_that_is_reached() -> None:
     schedule = Schedule(name="s", lengths=[0, 100, 200], budgets=[99, 150, 248])
     now, bins = make_bins(schedule, width=None, longest=250)
-    assert now is not None
     assert [budgets.is_dense(now, i, bins) for i in range(3)] == [True, False, False]
     assert budgets.raised(now, 1, 1.2, bins).budgets.tolist() == [99, 192, 248]
     assert budgets.raised(now, 1, 1.5, bins).budgets.tolist() == [99, 200, 248]

@@ -132,7 +132,6 @@ def test_a_killed_writer_leaves_whole_trajectories(tmp_path: Path) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-uc", code, str(tmp_path)], cwd=root, stdout=subprocess.PIPE, text=True
     )
-    assert writer.stdout is not None
     while writer.stdout.readline() != "5\n":
         assert writer.poll() is None
     os.kill(writer.pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -350,6 +351,17 @@ def started(worker: Worker, mark: str) -> None:
     before = len(marked(mark))
     worker.ask(EVERYTHING, PATIENT)
     assert until(lambda: len(marked(mark)) > before), "nothing was started"
+
+
+def test_ending_it_at_any_time_prints_nothing(
+    worker: Worker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As after a deadline, when the evaluation ends while the next process is starting."""
+    for wait in (0.0, 0.03, 0.06, 0.1, 0.15, 0.2):
+        worker.start()
+        time.sleep(wait)
+        worker.kill()
+    assert capfd.readouterr().err == ""
 
 
 def test_what_it_started_ends_with_it(worker: Worker, mark: str) -> None:

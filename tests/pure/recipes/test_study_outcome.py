@@ -6,39 +6,26 @@ from pathlib import Path
 
 import pytest
 from support import study_folders as folders
+from support.study_folders import FINALS, LEARNT
 
 from sparrow.schema.run_folder import Metrics
+from sparrow_recipes.study import outcome
 from sparrow_recipes.study.files import read_study
-from sparrow_recipes.study.outcome import (
-    CellOutcome,
-    StudyResults,
-    conclude,
-    judge,
-    measures,
-    worst_bin,
-)
 from sparrow_recipes.study.verdicts import incomplete, inconclusive, verdicts
-
-LEARNT = (0.9, 0.9, 0.9)
-FINALS: Mapping[str, Sequence[float]] = {
-    "dense": LEARNT,
-    "0.75": (0.6, 0.62, 0.58),
-    "0.86": (0.89, 0.90, 0.91),
-}
 
 
 def lines(*steps: folders.Plain) -> list[Metrics]:
     return [Metrics.from_line(step) for step in steps]
 
 
-def judged(tmp_path: Path, *accuracies: float | None, **settings: object) -> CellOutcome:
+def judged(tmp_path: Path, *accuracies: float | None, **settings: object) -> outcome.CellOutcome:
     """The only cell of a study of one arm."""
     study = folders.study(
         tmp_path / "s", [folders.make_arm("dense", "baseline", "dense", seeds=[0])]
     )
     folders.cell(study, "dense", 0, accuracies or (0.5, 0.6, 0.7, 0.8), **settings)
     found = read_study(study)
-    return judge(found.cells["dense"][0], found.design)
+    return outcome.judge(found.cells["dense"][0], found.design)
 
 
 def test_final_is_the_mean_of_the_last_three_after_the_start(tmp_path: Path) -> None:
@@ -84,35 +71,33 @@ def test_worst_bin_averages_by_bin_before_it_takes_the_lowest() -> None:
     A bin in less than a third of the steps is rare: 3 of 9 is a third, 1 of 9 is not.
     """
     steps = [folders.step(0, {0: 0.8, 512: 0.88}), folders.step(1, {0: 1.0, 512: 0.86})]
-    found = worst_bin(lines(*steps))
-    assert found is not None
+    found = outcome.worst_bin(lines(*steps))
     assert (found.bin, found.rare, found.p05) == (512, (), pytest.approx(0.87))
     bins = [{0: 0.9}] * 6 + [{0: 0.9, 512: 0.8}] * 2 + [{0: 0.9, 512: 0.8, 1024: 0.1}]
-    found = worst_bin(lines(*(folders.step(n, own) for n, own in enumerate(bins))))
-    assert found is not None
+    found = outcome.worst_bin(lines(*(folders.step(n, own) for n, own in enumerate(bins))))
     assert (found.bin, found.rare) == (512, (1024,))
-    assert worst_bin([]) is worst_bin(lines({"step": 0})) is None
+    assert outcome.worst_bin([]) is outcome.worst_bin(lines({"step": 0})) is None
 
 
 def test_cost_of_rollouts() -> None:
     """Totals have prompts in them: 20000 x 900 / 1000 = 18000 answered tokens in 2 and in 4 s."""
     timed = [folders.step(n, {0: 0.9}, **{"timing_s/gen": 2.0 * (n + 1)}) for n in range(2)]
-    found = measures(lines(*timed, folders.step(2, {0: 0.9}, **{"timing_s/gen": None})))
+    found = outcome.measures(lines(*timed, folders.step(2, {0: 0.9}, **{"timing_s/gen": None})))
     assert (found["seconds"], found["median_seconds"]) == (3.0, 3.0)
     assert found["tokens_a_second"] == pytest.approx(36000 / 6)
     assert (found["density"], found["kept"]) == (0.5, 400.0)
-    assert measures([])["tokens_a_second"] is None
+    assert outcome.measures([])["tokens_a_second"] is None
 
 
-def concluded(folder: Path) -> StudyResults:
-    return conclude(read_study(folder))
+def concluded(folder: Path) -> outcome.StudyResults:
+    return outcome.conclude(read_study(folder))
 
 
-def whole(tmp_path: Path, finals: Mapping[str, Sequence[float]] = FINALS) -> StudyResults:
+def whole(tmp_path: Path, finals: Mapping[str, Sequence[float]] = FINALS) -> outcome.StudyResults:
     return concluded(folders.controlled(tmp_path / "study", finals))
 
 
-def said(found: StudyResults) -> str:
+def said(found: outcome.StudyResults) -> str:
     return " ".join(verdicts(found))
 
 
@@ -125,7 +110,6 @@ def test_a_good_study_by_hand(tmp_path: Path) -> None:
     base, low, near = found.arms[:3]
     assert base.gap is base.lags is None
     assert (low.lags, near.lags, low.collapsed) == (True, False, ())
-    assert low.gap is not None
     assert low.gap.value == pytest.approx(0.3)
     assert low.gap.error == pytest.approx(math.sqrt(0.09 / 768 / 3 + max(0.0004, 0.24 / 768) / 3))
     assert len(found.points) == 9
@@ -142,7 +126,6 @@ def test_a_good_study_by_hand(tmp_path: Path) -> None:
     assert (inconclusive(found), incomplete(found)) == ([], "")
     for arm in ("p0.75", "starved", "still"):
         assert arm in said(found)
-    assert found.threshold is not None
     assert (found.threshold.value, found.threshold.low) == pytest.approx((0.86, 0.75))
 
 
@@ -187,7 +170,6 @@ def test_inconclusive_where_the_negative_control_moves(tmp_path: Path) -> None:
     for final, moves in ((0.57, False), (0.58, True), (0.42, True)):
         runs = {"dense baseline": [UP], "a collapses": [FELL], "still flat": [(0.5, *[final] * 3)]}
         found = concluded(folders.ran(tmp_path / str(final), runs))
-        assert found.negative_control is not None
         assert found.negative_control.error == pytest.approx(
             math.sqrt(0.25 / 256 + final * (1 - final) / 768)
         )
@@ -202,7 +184,6 @@ def test_unfinished_cells_are_named_and_the_rest_is_judged(tmp_path: Path) -> No
     text = incomplete(found)
     assert text.startswith("Incomplete: 2 of 6 cells")
     assert "dense-2 (not begun), p-1 (unfinished)" in text
-    assert found.arms[1].finals is not None
     assert sorted(found.arms[1].finals.finals) == [0, 2]
     reasons = found.left_out_of_fit
     assert reasons["p-1"] == "unfinished"
@@ -241,7 +222,6 @@ def test_a_schedule_against_its_fixed_budget(tmp_path: Path) -> None:
     cost = {"timing_s/gen": 1.5, "sparse/kv_budget": 390.0}
     folders.cell(study, "fixed", 0, (0.5, 0.8, 0.8, 0.8), p05=0.80, **cost)
     (pair,) = concluded(study).schedule_against_fixed
-    assert pair.accuracy is not None
     assert pair.accuracy.value == pytest.approx(0.1)
     assert (pair.better, pair.worse) == (True, False)
     expected = {"p05": 0.07, "density": 0.0, "kept": 10.0, "seconds": 0.5}

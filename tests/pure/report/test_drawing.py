@@ -7,35 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.pages import (
-    HOSTILE,
-    LONG,
-    odd_bars,
-    reward,
-    rich_page,
-    six_runs,
-    tail,
-    times,
-)
+from support import pages
 
-from sparrow.reporting.layout import (
-    BOTTOM,
-    GAP,
-    TOP,
-    WIDTH,
-    Scale,
-    expand_to_ticks,
-    format_value,
-    layout_chart,
-    limits,
-    pixels,
-    shorten_text,
-    spread_labels,
-    text_width,
-    tick_labels,
-    ticks,
-    wrap_text,
-)
+from sparrow.reporting import layout
 from sparrow.reporting.page import Axis, Bar, BarGroup, Bars, Chart, Level, Line, Point, Section
 from sparrow.reporting.render import figure_style, svg, svg_file
 
@@ -65,13 +39,13 @@ def test_axes_are_round_and_follow_the_data() -> None:
         (0, 0.04, 5, ".0%", [0, 0.01, 0.02, 0.03, 0.04]),
         (-12, 4, 5, "g", [-10, -5, 0]),
     ):
-        assert ticks(low, high, count, Axis(name="x", form=form)) == expected
-    assert format_value(-0.5, ".1f") == "\N{MINUS SIGN}0.5"
-    assert format_value(-0.001, ".1f") == "0.0"
-    assert tick_labels([0, 5000, 10_000], ".0f") == ["0", "5K", "10K"]
-    assert tick_labels([1e6, 2e6], "g") == ["1M", "2M"]
-    assert tick_labels([0.85, 0.9], ".3f") == ["0.85", "0.90"]
-    assert tick_labels([], ".2f") == []
+        assert layout.ticks(low, high, count, Axis(name="x", form=form)) == expected
+    assert layout.format_value(-0.5, ".1f") == "\N{MINUS SIGN}0.5"
+    assert layout.format_value(-0.001, ".1f") == "0.0"
+    assert layout.tick_labels([0, 5000, 10_000], ".0f") == ["0", "5K", "10K"]
+    assert layout.tick_labels([1e6, 2e6], "g") == ["1M", "2M"]
+    assert layout.tick_labels([0.85, 0.9], ".3f") == ["0.85", "0.90"]
+    assert layout.tick_labels([], ".2f") == []
     axis = Axis(name="y")
     for values, ends, options in (
         ([2, 5], (2, 5), axis),
@@ -81,18 +55,21 @@ def test_axes_are_round_and_follow_the_data() -> None:
         ([1, 1], (0.9, 1), Axis(name="y", high=1)),
         ([-3, -2], (0, 1), Axis(name="y", low=0)),  # all of it lies below
     ):
-        assert limits(values, options) == ends
-    assert expand_to_ticks(0.23, 0.78, axis, 5) == (0.2, 0.8)
-    assert expand_to_ticks(0.23, 0.78, Axis(name="y", low=0.23, high=0.78), 5) == (0.23, 0.78)
+        assert layout.limits(values, options) == ends
+    assert layout.expand_to_ticks(0.23, 0.78, axis, 5) == (0.2, 0.8)
+    assert layout.expand_to_ticks(0.23, 0.78, Axis(name="y", low=0.23, high=0.78), 5) == (
+        0.23,
+        0.78,
+    )
 
 
 def test_places_are_where_they_should_be() -> None:
-    assert Scale(low=0, high=4, start=100, stop=0).at(1) == 75
-    frame = layout_chart(
+    assert layout.Scale(low=0, high=4, start=100, stop=0).at(1) == 75
+    frame = layout.layout_chart(
         simple(line((0, 0), (0.5, 0.5), (1, 1)), levels=(Level(y=0.5, name="target"),))
     )
     left, right = frame.x.start, frame.x.stop
-    a, b, c = (pixels(x) for x in (left, (left + right) / 2, right))
+    a, b, c = (layout.pixels(x) for x in (left, (left + right) / 2, right))
     assert paths(svg(frame.chart), "line") == [f"M{a} 236L{b} 135L{c} 34"]
     assert paths(svg(frame.chart), "level") == [f"M{a} 135L{c} 135"]
 
@@ -100,8 +77,8 @@ def test_places_are_where_they_should_be() -> None:
 def test_shapes_of_lines() -> None:
     """Steps hold until the next x, dots have bars for intervals, marks are not joined."""
     held = line((0, 0), (1, 1), (2, 2), shape="steps", spans=((0, 0, 1), (1, 1, 2)))
-    frame = layout_chart(simple(held, axis=Axis(name="x", low=0, high=2)))
-    a, b, c = (pixels(frame.x.at(i)) for i in range(3))
+    frame = layout.layout_chart(simple(held, axis=Axis(name="x", low=0, high=2)))
+    a, b, c = (layout.pixels(frame.x.at(i)) for i in range(3))
     drawn = svg(frame.chart)
     assert paths(drawn, "line") == [f"M{a} 236L{b} 236L{b} 135L{c} 135L{c} 34"]
     assert paths(drawn, "band") == [f"M{a} 135L{b} 135L{b} 34L{b} 135L{b} 236L{a} 236Z"]
@@ -117,7 +94,7 @@ def test_shapes_of_lines() -> None:
 
 
 def test_every_chart_is_sound_and_its_labels_keep_apart() -> None:
-    for item in [item for part in rich_page().sections for item in part.items]:
+    for item in [item for part in pages.rich_page().sections for item in part.items]:
         if not isinstance(item, Chart):
             continue
         drawn = svg(item)
@@ -127,26 +104,26 @@ def test_every_chart_is_sound_and_its_labels_keep_apart() -> None:
         assert root.findtext("desc")
         assert not [word for word in ("nan", "inf", "<script") if word in drawn]
         assert svg(item) == drawn
-        frame = layout_chart(item)
+        frame = layout.layout_chart(item)
         places = sorted(end.y - 4.5 for end in frame.ends)
-        assert all(TOP - 1e-6 <= place <= BOTTOM + 1e-6 for place in places)
-        assert all(b - a >= GAP - 1e-6 for a, b in pairwise(places))
+        assert all(layout.TOP - 1e-6 <= place <= layout.BOTTOM + 1e-6 for place in places)
+        assert all(b - a >= layout.GAP - 1e-6 for a, b in pairwise(places))
         labels = (*frame.ends, *frame.legend)
-        assert all(label.x + text_width(label.text, 13) <= WIDTH for label in labels)
+        assert all(label.x + layout.text_width(label.text, 13) <= layout.WIDTH for label in labels)
         assert all(label.y < frame.height for label in frame.legend)
         if item.key == "hostile":
-            assert HOSTILE in {text.text for text in root.iter("text")}
+            assert pages.HOSTILE in {text.text for text in root.iter("text")}
 
 
 def test_few_lines_are_named_at_their_ends_and_many_in_a_legend() -> None:
-    named = layout_chart(tail())
+    named = layout.layout_chart(pages.tail())
     assert [end.text for end in named.ends][2:] == ["0 to 128", "128 to 256", "256 and more"]
     assert not named.legend
-    many = layout_chart(six_runs())
+    many = layout.layout_chart(pages.six_runs())
     assert not many.ends
     assert len({entry.text for entry in many.legend}) == 6
-    assert many.legend[0].full_text == LONG.format(0)
-    assert f"<title>{LONG.format(5)}</title>" in svg(six_runs())
+    assert many.legend[0].full_text == pages.LONG.format(0)
+    assert f"<title>{pages.LONG.format(5)}</title>" in svg(pages.six_runs())
 
 
 def test_what_was_not_measured_is_said() -> None:
@@ -171,36 +148,36 @@ def test_what_is_no_number_or_no_role_is_refused_by_field() -> None:
 
 
 def test_text_fits_its_room() -> None:
-    assert shorten_text("short", 13, 100) == "short"
-    cut = shorten_text(LONG.format(7), 13, 120)
+    assert layout.shorten_text("short", 13, 100) == "short"
+    cut = layout.shorten_text(pages.LONG.format(7), 13, 120)
     assert cut.startswith("runs/")
     assert cut.endswith("seed-7")
     assert "…" in cut
-    assert text_width(cut, 13) <= 120
-    assert shorten_text("wide", 13, 5) == "…"
-    lines = wrap_text("word " * 40, 13, 300)
+    assert layout.text_width(cut, 13) <= 120
+    assert layout.shorten_text("wide", 13, 5) == "…"
+    lines = layout.wrap_text("word " * 40, 13, 300)
     assert len(lines) > 1
-    assert max(text_width(line, 13) for line in lines) <= 300
-    (cut,) = wrap_text("/a/very/long/folder" * 12 + "/model", 9, 200)
+    assert max(layout.text_width(line, 13) for line in lines) <= 300
+    (cut,) = layout.wrap_text("/a/very/long/folder" * 12 + "/model", 9, 200)
     assert cut.startswith("/a")
     assert cut.endswith("/model")
 
 
 def test_bars_are_as_long_as_their_values() -> None:
-    root = ET.fromstring(svg(times()))
+    root = ET.fromstring(svg(pages.times()))
     wide = [float(rect.get("width", "")) for rect in root.iter("rect")]
     assert wide[1] / wide[0] == pytest.approx(18.4 / 14.2, rel=0.01)
     assert wide[3] / wide[2] == pytest.approx(0.22 / 0.42, rel=0.01)
     labels = [text.text for text in root.iter("text")]
     assert {"14.2 s", "0.22 s", "1.3x slower", "1.9x faster", "at 300 tokens"} <= set(labels)
-    drawn = svg(odd_bars())
+    drawn = svg(pages.odd_bars())
     root = ET.fromstring(drawn)
     rects = [(float(r.get("x", "")), float(r.get("width", ""))) for r in root.iter("rect")]
     zero = rects[1][0]
     assert rects[0][0] + rects[0][1] == pytest.approx(zero, abs=0.11)  # -4 ends where 9 starts
     assert rects[2][1] == 0
     assert "<script" not in drawn
-    assert HOSTILE in [title.text for title in root.iter("title")]
+    assert pages.HOSTILE in [title.text for title in root.iter("title")]
 
 
 def test_labels_that_touch_move_apart() -> None:
@@ -212,10 +189,10 @@ def test_labels_that_touch_move_apart() -> None:
         ([0.5] * 5, [1] * 5, 0.4, [0, 0.25, 0.5, 0.75, 1]),
         ([], [], 0.1, []),
     ):
-        assert spread_labels(targets, weights, gap, 0, 1) == pytest.approx(expected)
+        assert layout.spread_labels(targets, weights, gap, 0, 1) == pytest.approx(expected)
     draw = random.Random(0)
     heights = [draw.random() for _ in range(15)]
-    places = spread_labels(heights, [draw.choice([1.0, 50.0]) for _ in heights], 0.06, 0, 1)
+    places = layout.spread_labels(heights, [draw.choice([1.0, 50.0]) for _ in heights], 0.06, 0, 1)
     ordered = [place for _, place in sorted(zip(heights, places, strict=True))]
     assert min(b - a for a, b in pairwise(ordered)) >= 0.06 - 1e-9
     assert ordered[0] >= -1e-9
@@ -223,8 +200,8 @@ def test_labels_that_touch_move_apart() -> None:
 
 
 def test_a_file_is_xml_with_every_figure_and_complete_by_itself() -> None:
-    shown: list[Chart | Bars] = [reward(), times(), tail()]
-    section = Section(key="s", title="costs $5", say=f"A note, {HOSTILE}.", items=shown)
+    shown: list[Chart | Bars] = [pages.reward(), pages.times(), pages.tail()]
+    section = Section(key="s", title="costs $5", say=f"A note, {pages.HOSTILE}.", items=shown)
     root = ET.fromstring(svg_file(section))
     assert len(root.findall("{http://www.w3.org/2000/svg}svg")) == 3
     text = "".join(root.itertext())

@@ -8,6 +8,7 @@ import re
 from importlib.resources import files
 from itertools import combinations, pairwise, product
 
+import numpy as np
 from support.pages import Reader, reward, rich_page, schedule, surface, table, times
 
 from sparrow.reporting.page import Axis, Chart, Item, Line, Page, Remarks, Section, Table
@@ -113,36 +114,25 @@ COLOURS = {
     name: (light, dark)
     for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", CSS)
 }
-Triple = tuple[float, float, float]
+
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
-EYES = {
-    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
-    "protanopia": (
-        (0.152286, 1.052583, -0.204868),
-        (0.114503, 0.786281, 0.099216),
-        (-0.003882, -0.048116, 1.051998),
-    ),
-    "deuteranopia": (
-        (0.367322, 0.860646, -0.227968),
-        (0.280085, 0.672501, 0.047413),
-        (-0.011820, 0.042940, 0.968881),
-    ),
-    "tritanopia": (
-        (1.255528, -0.076749, -0.178779),
-        (-0.078411, 0.930809, 0.147602),
-        (0.004733, 0.691367, 0.303900),
-    ),
-}
+PROTAN = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216]]
+PROTAN += [[-0.003882, -0.048116, 1.051998]]
+DEUTAN = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413]]
+DEUTAN += [[-0.011820, 0.042940, 0.968881]]
+TRITAN = [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602]]
+TRITAN += [[0.004733, 0.691367, 0.303900]]
+EYES = {"all cones": np.eye(3), "protan": PROTAN, "deutan": DEUTAN, "tritan": TRITAN}
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 
-def linear(colour: str) -> list[float]:
-    shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    return [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+def linear(colour: str) -> np.ndarray:
+    shares = np.array([*bytes.fromhex(colour[1:])]) / 255
+    return np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
 
 
 def luminance(colour: str) -> float:
-    red, green, blue = linear(colour)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return float(TO_XYZ[1] @ linear(colour))
 
 
 def contrast(colour: str, other: str) -> float:
@@ -150,17 +140,11 @@ def contrast(colour: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def lab(colour: str, eye: str) -> Triple:
+def lab(colour: str, eye: str) -> tuple[float, float, float]:
     """CIE Lab of what such an eye sees."""
-    linear_rgb = linear(colour)
-    r, g, b = (
-        min(1.0, max(0.0, sum(m * v for m, v in zip(row, linear_rgb, strict=True))))
-        for row in EYES[eye]
-    )
-    x = (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047
-    y = 0.2126 * r + 0.7152 * g + 0.0722 * b
-    z = (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883
-    fx, fy, fz = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
+    seen = np.clip(np.array(EYES[eye]) @ linear(colour), 0, 1)
+    xyz = TO_XYZ @ seen / (0.95047, 1, 1.08883)
+    fx, fy, fz = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
 
 

@@ -6,36 +6,27 @@ import re
 from rich.console import Console
 from support.pages import chart, line, rich_page
 
+from sparrow.reporting import page as report
 from sparrow.reporting.markdown import markdown, rich_table, sparkline
-from sparrow.reporting.page import (
-    Axis,
-    Bar,
-    BarGroup,
-    Bars,
-    Item,
-    Level,
-    Number,
-    Page,
-    Remarks,
-    Section,
-    Table,
-)
 
 TEXT = markdown(rich_page())
 SAFE = '&lt;script&gt;alert("x")&lt;/script&gt; &amp; "quoted" \\| pipe'
 
 
-def of(*items: Item) -> str:
-    section = Section(key="s", title="S", say="", items=items)
-    return markdown(Page(title="t", lead="", sections=(section,)))
+def of(*items: report.Item) -> str:
+    section = report.Section(key="s", title="S", say="", items=items)
+    return markdown(report.Page(title="t", lead="", sections=(section,)))
 
 
 def test_the_frame_of_a_page() -> None:
-    page = Page(
+    page = report.Page(
         title="A run",
         lead="It ran.",
-        numbers=(Number(value="2x", name="faster", say="at 8K"), Number(value="3", name="steps")),
-        sections=(Section(key="s", title="Part", say="One sentence.", items=()),),
+        numbers=(
+            report.Number(value="2x", name="faster", say="at 8K"),
+            report.Number(value="3", name="steps"),
+        ),
+        sections=(report.Section(key="s", title="Part", say="One sentence.", items=()),),
         foot=("Made by `sparrow report a`.", "On a CPU."),
     )
     assert markdown(page) == (
@@ -53,8 +44,8 @@ def test_a_chart_is_a_table_of_its_lines() -> None:
         line("dense", points, "dense", spans=spans),
         line("none", (), "sparse"),
         say="It rises.",
-        y=Axis(name="reward", form=".2f"),
-        levels=(Level(y=0.5, name="target"),),
+        y=report.Axis(name="reward", form=".2f"),
+        levels=(report.Level(y=0.5, name="target"),),
     )
     assert of(shown).split("\n\n", 2)[2] == (
         "**Reward.** It rises.\n\n"
@@ -68,15 +59,15 @@ def test_a_chart_is_a_table_of_its_lines() -> None:
 
 def test_bars_are_a_table() -> None:
     pair = (
-        Bar(name="dense", value=2, role="dense", interval=(1.5, 2.5)),
-        Bar(name="sparse", value=1, role="sparse"),
+        report.Bar(name="dense", value=2, role="dense", interval=(1.5, 2.5)),
+        report.Bar(name="sparse", value=1, role="sparse"),
     )
-    groups = (BarGroup(name="8K", bars=pair, say="2x faster"),)
-    assert of(Bars(key="b", title="Time", unit="s", groups=groups)).endswith(
+    groups = (report.BarGroup(name="8K", bars=pair, say="2x faster"),)
+    assert of(report.Bars(key="b", title="Time", unit="s", groups=groups)).endswith(
         "|  | Time |  |\n| --- | ---: | ---: |\n"
         "| 8K: dense | 2.0 s (1.5 to 2.5) | 2x faster |\n| 8K: sparse | 1.0 s |  |\n"
     )
-    assert "*nothing was measured*" in of(Bars(key="b", title="Time", unit="s", groups=()))
+    assert "*nothing was measured*" in of(report.Bars(key="b", title="Time", unit="s", groups=()))
 
 
 def test_sparklines() -> None:
@@ -102,15 +93,15 @@ def test_the_rich_page_is_all_there_and_safe() -> None:
 
 
 def test_figures_of_a_section_may_be_files_beside_it() -> None:
-    code = Remarks(key="r", lines=["a *b*"], code=True)
-    part = Section(key="part", title="Part", say="", items=(chart("c", "C"), code))
-    text = markdown(Page(title="t", lead="", sections=(part,)), files=["part"])
+    code = report.Remarks(key="r", lines=["a *b*"], code=True)
+    part = report.Section(key="part", title="Part", say="", items=(chart("c", "C"), code))
+    text = markdown(report.Page(title="t", lead="", sections=(part,)), files=["part"])
     assert text == "# t\n\n## Part\n\n![Part](part.svg)\n\n```\na *b*\n```\n"
 
 
 def test_the_same_table_on_a_terminal() -> None:
     console = Console(width=60, record=True, file=io.StringIO())
-    table = Table(key="t", title="T [b]", columns=("a", "b"), rows=(("[red]x[/]", "1"),))
+    table = report.Table(key="t", title="T [b]", columns=("a", "b"), rows=(("[red]x[/]", "1"),))
     console.print(rich_table(table))
     text_shown = console.export_text()
     assert "T [b]" in text_shown

@@ -3,6 +3,7 @@
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import run_folders
@@ -10,7 +11,7 @@ from support.damage import check_damage_is_named
 
 from sparrow.reporting.calibration import plan_table
 from sparrow.reporting.markdown import markdown
-from sparrow.reporting.page import Bars, Chart, Item, Page, Remarks, Table
+from sparrow.reporting.page import Chart, Item, Page
 from sparrow.reporting.render import html
 from sparrow.reporting.run_page import difference, make_page
 from sparrow.reporting.training import verdict
@@ -23,22 +24,16 @@ def items(page: Page) -> dict[str, Item]:
     return {item.key: item for section in page.sections for item in section.items}
 
 
-def chart(page: Page, key: str) -> Chart:
-    item = items(page)[key]
-    assert isinstance(item, Chart)
-    return item
+def chart(page: Page, key: str) -> Any:
+    return items(page)[key]
 
 
 def rows(page: Page, key: str = "final-table") -> dict[str, tuple[str, ...]]:
-    item = items(page)[key]
-    assert isinstance(item, Table)
-    return {name: tuple(values) for name, *values in item.rows}
+    return {name: tuple(values) for name, *values in items(page)[key].rows}
 
 
 def remarks(page: Page) -> list[str]:
-    item = items(page)["gate-0"]
-    assert isinstance(item, Remarks)
-    return list(item.lines)
+    return list(items(page)["gate-0"].lines)
 
 
 @pytest.fixture
@@ -56,7 +51,6 @@ def test_a_demo_has_every_part_that_the_page_promises(tmp_path: Path) -> None:
     )
     assert [number.value for number in page.numbers] == ["55% → 90%", "0.900", "2.0x faster", "80%"]
     speed = items(page)["speed-0"]
-    assert isinstance(speed, Bars)
     assert [group.say for group in speed.groups] == [
         "Sparse is 1.10x slower",
         "Sparse is 2.00x faster",

@@ -1,7 +1,6 @@
 """A study's folder read and checked, and its report written: whole, broken, unfinished, empty."""
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +8,15 @@ import pytest
 from support import study_folders as folders
 from support.damage import check_damage_is_named
 from support.run_folders import write_lines
+from support.study_folders import FINALS
 
-from sparrow.reporting.page import Chart, Table
 from sparrow_recipes.study.files import read_study
 from sparrow_recipes.study.outcome import conclude
-from sparrow_recipes.study.page import study_page
+from sparrow_recipes.study.page import TEXTS, study_page
 from sparrow_recipes.study.page import write_study as write
 from sparrow_recipes.study.verdicts import with_verdicts
 
-LEARNT = (0.9, 0.9, 0.9)
-FINALS: Mapping[str, Sequence[float]] = {
-    "dense": LEARNT,
-    "0.75": (0.6, 0.62, 0.58),
-    "0.86": (0.89, 0.90, 0.91),
-}
+SECTIONS = ["arms", "accuracy", "gaps", "tails", "drift", "rollout", "budgets", "cells"]
 
 
 def write_study(folder: Path) -> Path:
@@ -48,17 +42,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_report_has_its_parts_in_order(written: Path) -> None:
     text = (written / "report.md").read_text(encoding="utf-8")
     titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
-    assert titles == [
-        "Arms",
-        "Held-out accuracy by step",
-        "Threshold",
-        "Tail, entropy and length by step",
-        "Tail and entropy, start against end",
-        "Rollout",
-        "Kept tokens by length",
-        "Cells",
-        "Commands",
-    ]
+    assert titles == [TEXTS[key]["title"] for key in SECTIONS] + ["Commands"]
     assert text.index("The baseline (dense, seeds: 3) ended at 0.900") < text.index("## Arms")
     row = next(line for line in text.splitlines() if line.startswith("| p0.75 |"))
     assert "| 0.600 0.620 0.580 | 0.600 | 0.600 0.620 0.580 | +0.300 \\[" in row
@@ -76,8 +60,6 @@ def test_answers_cut_off_and_wrong_stand_apart(tmp_path: Path) -> None:
     page = study_page(read_study(study), conclude(read_study(study)))
     items = {item.key: item for part in page.sections for item in part.items}
     chart, table = items["accuracy-cut_off"], items["outcomes-table"]
-    assert isinstance(chart, Chart)
-    assert isinstance(table, Table)
     assert list(chart.lines[-1].points) == [(0, pytest.approx(0.4)), (6, pytest.approx(0.02))]
     assert table.rows == [["dense", "0.500", "0.400", "0.100", "0.900", "0.020", "0.080"]]
     assert "| dense | 0.500 | 0.400 | 0.100 |" in write_study(study).read_text(encoding="utf-8")
@@ -132,7 +114,7 @@ def test_no_damage_passes_silently(tmp_path: Path) -> None:
 def test_designs_that_do_not_fit(tmp_path: Path) -> None:
     cases: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
         ([folders.make_arm("a")], {}, "baseline"),
-        ([folders.make_arm("a", "baseline"), folders.make_arm("a")], {}, "each once"),
+        ([folders.make_arm("a", "baseline"), folders.make_arm("a")], {}, "unique"),
         ([folders.make_arm("a", "baseline", "odd")], {}, "kind"),
         ([folders.make_arm("a", "baseline", seeds=[])], {}, "seeds"),
         ([folders.make_arm("a", "baseline", like="b")], {}, "like"),

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from sparrow.schema.base import Record
 from sparrow.schema.common import GenerateConfig, GenerateSampling, ModelConfig, RunConfig
 from sparrow.schema.loading import ConfigError, load_config
+from sparrow.schema.train import TrainConfig
 
 
 def load(*words: str) -> GenerateConfig:
@@ -126,6 +127,13 @@ def test_values_that_do_not_fit_together(toml: Path) -> None:
     assert line.startswith("sampling.min_tokens: got 5 (integer) from file c.toml")
     for greedy in ("--sampling.temperature=0", "--sampling.top_k=1"):
         assert problems(greedy, "--sampling.n=4")[0].startswith("sampling.n: got 4")
+
+
+def test_a_folder_or_a_model_instead_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "config.resolved.toml").touch()
+    for word, said in ((str(tmp_path), "config.resolved.toml"), ("smollm2-135m", "--model smol")):
+        with pytest.raises(ConfigError, match=said):
+            load_config(TrainConfig, [], [word])
 
 
 class Required(Record):

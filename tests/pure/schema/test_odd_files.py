@@ -85,6 +85,6 @@ def test_what_is_missing_names_every_file_that_was_read(tmp_path: Path) -> None:
         file.write_text("[run]\n", encoding="utf-8")
     with pytest.raises(ConfigError) as error:
         load_config(TrainConfig, files, ["--run.steps=1"])
-    missing = [line for line in error.value.args if "missing" in line]
-    assert [line.partition(":")[0] for line in missing] == ["model", "data"]
-    assert all(str(file) in line for line in missing for file in files)
+    lines = error.value.args
+    assert [line.partition(":")[0] for line in lines] == ["model", "data.task"]
+    assert all(str(file) in line for line in lines for file in files)

@@ -3,29 +3,18 @@
 from pathlib import Path
 
 import pytest
+from support.configs import toml
 
 from sparrow.schema.loading import ConfigError, load_config, save_resolved
 from sparrow_recipes.warmup.config import WarmupConfig
 
-SMALLEST = """
-[model]
-name = "m"
-layers = 1
-hidden = 32
-intermediate = 64
-heads = 2
-kv_heads = 1
-max_positions = 1024
-
-[[stages]]
-steps = 3
-tokens = 1024
-longest = 200
-"""
+SHAPE = {"layers": 1, "hidden": 32, "intermediate": 64, "heads": 2, "kv_heads": 1}
+STAGE = {"steps": 3, "tokens": 1024, "longest": 200}
+SMALLEST = toml(model={"name": "m", **SHAPE, "max_positions": 1024}, stages=[STAGE])
 
 
 @pytest.fixture
-def toml(tmp_path: Path) -> Path:
+def file(tmp_path: Path) -> Path:
     file = tmp_path / "c.toml"
     file.write_text(SMALLEST)
     return file
@@ -38,14 +27,14 @@ def refused(file: Path, key: str, *overrides: str) -> None:
     assert error.value.args[0].startswith(f"{key}: "), error.value
 
 
-def test_refused_values_and_files(toml: Path) -> None:
+def test_refused_values_and_files(file: Path) -> None:
     for setting in (
         "model.layers=1.0",
         "model.head_size=63",
         "data.revisit=1",
         "optimiser.rte=0.1",
     ):
-        refused(toml, setting.partition("=")[0], f"--{setting}")
+        refused(file, setting.partition("=")[0], f"--{setting}")
     for key, old, new in (
         ("model.layer", "layers = 1", "layers = 1\nlayer = 2"),
         ("model.hidden", "hidden = 32\n", ""),
@@ -56,15 +45,15 @@ def test_refused_values_and_files(toml: Path) -> None:
         ("stages[0].tokens", "tokens = 1024", "tokens = 1023"),
     ):
         assert old in SMALLEST
-        toml.write_text(SMALLEST.replace(old, new))
-        refused(toml, key)
+        file.write_text(SMALLEST.replace(old, new))
+        refused(file, key)
 
 
-def test_one_share_above_0(toml: Path) -> None:
+def test_one_share_above_0(file: Path) -> None:
     none = ("--data.assignments=0.0", "--data.countdown=0.0", "--data.graph=0.0")
-    refused(toml, "data.assignments", *none)
+    refused(file, "data.assignments", *none)
     for given in none:
-        load_config(WarmupConfig, [toml], [other for other in none if other != given])
+        load_config(WarmupConfig, [file], [other for other in none if other != given])
 
 
 def test_the_shipped_files_start_where_the_recorded_runs_did(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
         "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT) or 1,
         "print": lambda: print("said aloud", flush=True) or 1, "large": lambda: 2.5,
         "huge": lambda: 1e308, "greedy": lambda: len(bytearray(2_000_000_000)),
+        "outside": lambda: {"score": 1, "acc": 1.5},
         "nan": lambda: float("nan"), "text": lambda: "1.0", "none": lambda: None, "nothing": dict,
         "half": lambda: {"score": 0.5, "acc": True}, "extra": lambda: extra_info["bonus"],
     }
@@ -116,6 +117,7 @@ def test_faults_give_0_and_the_next_text_is_judged(patient: Judges, hasty: Judge
         ("extra", "KeyError: 'bonus'", "errors"),
         ("nan", "got nan", "errors"),
         ("huge", "got 1e+308", "errors"),
+        ("outside", "got 1.5", "errors"),
         ("text", "got '1.0'", "errors"),
         ("none", "got None", "errors"),
         ("nothing", "got None", "errors"),
@@ -137,7 +139,7 @@ def test_what_a_function_may_give(patient: Judges) -> None:
     assert patient.counts == {"judged": 4}
     text = "x" * 3_000_000
     assert judged(patient, text, example=row(text)) == [GOOD]
-    for truth in ({1: "one"}, ("a", "b"), float("nan")):
+    for truth in ({1: "one"}, ("a", "b"), float("nan"), [float("inf")]):
         with pytest.raises(ValueError, match="ground_truth"):
             judged(patient, "42", example=row(truth))
     with pytest.raises(ValueError, match="extra"):
@@ -150,9 +152,11 @@ def test_what_a_function_may_give(patient: Judges) -> None:
         (0.99, (0.99, 0.0)),
         ({"score": 1.0, "acc": 0}, (1.0, 0.0)),
         ({"score": -1, "acc": None, "pred": "x"}, (-1.0, 0.0)),
+        (Verdict(2.0, 0.5, ""), (2.0, 0.5)),
     ):
         assert parse_verdict(given)[:2] == verdict
-    for given in (float("inf"), "1", b"1", None, [1], {}, {"acc": 1}, {"score": 1, "acc": "yes"}):
+    accs = [{"score": 1, "acc": acc} for acc in ("yes", 1.01, -1, float("nan"))]
+    for given in (float("inf"), "1", b"1", None, [1], {}, {"acc": 1}, *accs, Verdict(1, 2, "")):
         with pytest.raises((ValueError, TypeError)):
             parse_verdict(given)
 
@@ -293,7 +297,7 @@ def test_a_program_ends_beside_a_text_that_is_judged(verifier: Path, tmp_path: P
 def test_in_process() -> None:
     def reward(example: Example, text: str) -> Verdict:
         if text == "?":
-            raise ValueError("no such row")
+            raise SystemExit("no such row")
         return GOOD if text == example.ground_truth else BAD
 
     with InProcess(reward) as judge:
@@ -327,6 +331,12 @@ def test_a_function_of_a_cell_with_either_signature() -> None:
     for function in (lambda completion: 1.0, lambda text, label: 1.0):
         with pytest.raises(ValueError, match=r"reward\(text, answer\)"):
             InProcess.of_function(function)
+
+    async def later(text: str, answer: str) -> float:
+        return 1.0
+
+    with pytest.raises(ValueError, match="async"):
+        InProcess.of_function(later)
 
 
 def test_a_short_function_in_a_worker(tmp_path: Path) -> None:

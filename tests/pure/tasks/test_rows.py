@@ -125,6 +125,7 @@ def test_problems_are_named() -> None:
     """What could not go to another process as it is, too."""
     image = [{"role": "user", "content": [{"type": "image"}]}]
     strange = (datetime(2020, 1, 1), Decimal("1.5"), b"bytes", {1: "a"}, {1, 2}, float("nan"))
+    strange = (*strange, float("inf"))
     deep = [{"deep": [value]} for value in (*strange, "half a character \ud800", {"\udfff": 1})]
     truths = [{"ground_truth": truth} for truth in ("", [], *deep)]
     for field, values in {
@@ -332,8 +333,11 @@ def test_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert rows_path(iter(rows)) == path != rows_path(rows[:1])
     assert rows_path("owner/name:train") == "owner/name:train"
     assert rows_path(tmp_path / "a.csv") == str(tmp_path / "a.csv")
+    with pytest.raises(ValueError, match=r"^your rows.*row 0"):
+        FileRows.read(rows_path([{"prompt": "a"}]))
     for bad, message in (
         ([GSM8K_ROW, {"answer": b"x"}], r"row 1,.*'answer'"),
+        ([{"answer": float("-inf")}], r"row 0,.*'answer'"),
         (["text"], "row 0"),
         ([{1: "a"}], "row 0"),
         ([], "empty"),
