@@ -132,12 +132,12 @@ class Delivery:
         for index, (sample, draw) in enumerate(zip(self.samples, draws, strict=False)):
             if sample is None or sample.finish is not None:
                 continue
-            token, *floats, ok = draw
+            token, logprob, entropy, ok = draw
             if not ok:
                 sample.fail()
                 due.append((sample, []))
                 continue
-            sample.take(token, *floats, self.version)
+            sample.take(token, logprob, entropy, self.version)
             self._hand_extras(index, sample)
             due.append((sample, [token]))
         return due
@@ -166,17 +166,17 @@ class VerifyDelivery(Delivery):
     def read(self) -> list[tuple[Sample, list[int]]]:
         packed = self._arrived()
         tokens, logprobs, entropies, ok = np.split(packed[:, :-1], 4, axis=1)
-        logprobs, entropies = logprobs.view(np.float32), entropies.view(np.float32) + 0.0
+        parts = tokens, logprobs.view(np.float32), entropies.view(np.float32) + 0.0, ok
         due: list[tuple[Sample, list[int]]] = []
         for row, (sample, drafts) in enumerate(zip(self.samples, self.drafts, strict=True)):
             if sample is None or sample.finish is not None:
                 continue
             emitted, before = int(packed[row, -1]), len(sample.tokens)
             sample.take_verdict(drafts, emitted)
-            columns = (part[row, :emitted].tolist() for part in (tokens, logprobs, entropies, ok))
-            for query, (*draw, fine) in enumerate(zip(*columns, strict=True)):
+            columns = (part[row, :emitted].tolist() for part in parts)
+            for query, (token, logprob, entropy, fine) in enumerate(zip(*columns, strict=True)):
                 if sample.finish is None and fine:
-                    sample.take(*draw, self.version)
+                    sample.take(token, logprob, entropy, self.version)
                     self._hand_extras(row * self.queries + query, sample)
                 elif sample.finish is None:
                     sample.fail()
@@ -451,8 +451,9 @@ class Runner:
         lora = self.adapters.rows(rows.adapter_R[at_T]) if kind.adapted else None
         hidden_TC = self.model(step.ids_B, step.positions_B, attention, lora)
         logits_TV = self.model.logits(hidden_TC)
-        options = {"rules": kind.rules, "truncated": kind.truncated}
-        verdict = self.drafts.verify(logits_TV, at_B, step, **options)
+        verdict = self.drafts.verify(
+            logits_TV, at_B, step, rules=kind.rules, truncated=kind.truncated
+        )
         return StepOutput(
             draws=ops.verify_outputs(at_B, verdict, state, drafts),
             hidden_BC=hidden_TC if kind.extras else None,

@@ -152,7 +152,8 @@ class Scheduler:
 
     def _allocate_pages(self, decodes: int) -> None:
         """Allocate pages for the tokens that the next step writes."""
-        page, places = self.pool.page, []
+        page = self.pool.page
+        places: list[tuple[int, int, int]] = []
         growing = [sample for sample in self.running if sample.lacks_pages(decodes, page) > 0]
         try:
             for sample in growing:
