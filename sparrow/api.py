@@ -355,7 +355,7 @@ def evaluate(
             raise ValueError(
                 f"{config.model} does not know the vocabulary of the puzzles: {choose}"
             )
-        engine, schedule = open_engine(model, config)
+        engine, decoding = open_engine(model, config)
         params = SamplingParams(
             n=config.samples,
             temperature=config.temperature,
@@ -371,7 +371,7 @@ def evaluate(
             load_language(model, puzzles, chat=chat),
             params,
             model=config.model,
-            schedule=schedule,
+            decoding=decoding,
             left_out=left_out,
             on_answer=progress and (lambda: progress(next(counted), total, "answers")),
         )

@@ -306,8 +306,7 @@ class Sample:
         if speculative is None:
             return ran
         drafter = "dense" if request.schedule is None else request.schedule.describe()
-        rule = speculative.acceptance.replace("_", " ")
-        return f"{ran}, exact: {speculative.draft_tokens} draft tokens by {rule} ({drafter})"
+        return speculative.describe(drafter)
 
     def _speculation(self) -> SpeculationStats | None:
         if self.request.speculative is None:

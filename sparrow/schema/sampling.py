@@ -1,5 +1,7 @@
 """Sampling parameters, and the completions that the engine returns."""
 
+from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -45,6 +47,7 @@ class SamplingParams(Record):
         self.require(self.min_tokens <= most, "min_tokens", f"0 to max_tokens, {most}")
 
 
+Decoding = Literal["dense", "sparse", "exact"]
 Acceptance = Literal["rejection", "shared_noise"]
 DraftTokens = Annotated[int, Field(ge=1, le=64)]
 
@@ -59,6 +62,10 @@ class SpeculativeParams(Record):
 
     draft_tokens: DraftTokens = 8  # of a round; the verification adds one
     acceptance: Acceptance = "rejection"
+
+    def describe(self, drafter: str) -> str:
+        rule = self.acceptance.replace("_", " ")
+        return f"exact, {self.draft_tokens} draft tokens a round by {rule} ({drafter})"
 
 
 class OutputOptions(Record):
@@ -80,6 +87,20 @@ class SpeculationStats(Record):
     drafted_by_position: tuple[int, ...] = ()
     accepted_by_position: tuple[int, ...] = ()
     rounds: int = 0
+
+    @classmethod
+    def total(cls, parts: Iterable["SpeculationStats"]) -> "SpeculationStats":
+        """Add up the statistics of several answers."""
+        parts = list(parts)
+        drafted, accepted = (
+            tuple(map(sum, zip_longest(*columns, fillvalue=0)))
+            for columns in (
+                [part.drafted_by_position for part in parts],
+                [part.accepted_by_position for part in parts],
+            )
+        )
+        rounds = sum(part.rounds for part in parts)
+        return cls(drafted_by_position=drafted, accepted_by_position=accepted, rounds=rounds)
 
     @property
     def draft_tokens(self) -> int:
