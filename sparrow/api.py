@@ -29,6 +29,7 @@ from sparrow.files import FolderLock, expanded, read_text, write_whole
 from sparrow.schema.bench import (
     BenchAttentionConfig,
     BenchDecodeConfig,
+    BenchExactConfig,
     Benchmark,
     BenchRolloutConfig,
     BenchTraceConfig,
@@ -766,6 +767,23 @@ def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Bench
     )
 
 
+@configured(BenchExactConfig)
+def bench_exact(config: BenchExactConfig, *, report: Report = silent) -> Benchmark:
+    """Time exact decoding (sparse drafts, dense verification) against dense decoding.
+
+    Weights are random, so acceptance is imposed; all other work is done.
+
+    For example:
+
+      sparrow bench exact --case 32,16384,fixed-512-all --acceptance 0.95
+    """
+    from sparrow.benchmarks import exact
+    from sparrow.sparse.flows.loading import load_flow
+
+    settings = dict(config) | {"flow": load_flow(config.flow)}
+    return exact.run(cases=settings.pop("case"), **settings, progress=report)
+
+
 @configured(BenchRolloutConfig)
 def bench_rollout(config: BenchRolloutConfig, *, report: Report = silent) -> Benchmark:
     """Time rollouts in tokens per second, compared with transformers on the same weights.
@@ -817,6 +835,7 @@ def bench_trace(config: BenchTraceConfig, *, report: Report = silent) -> Benchma
 BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
     "attention": bench_attention,
     "decode": bench_decode,
+    "exact": bench_exact,
     "rollout": bench_rollout,
     "train": bench_train,
     "trace": bench_trace,

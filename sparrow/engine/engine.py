@@ -58,6 +58,7 @@ class Engine:
     graphs         on a GPU: capture decode steps and replay them
     adapters       LoRA adapters that can be loaded at once, of rank up to `adapter_rank`; their
                    memory is taken when the first one is loaded
+    draft_tokens   room for the drafts of a round of exact decoding; grows as requests need it
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Engine:
         graphs: bool = True,
         adapters: int = 2,
         adapter_rank: int = 64,
+        draft_tokens: int = 0,
     ) -> None:
         on_gpu = model.device.type == "cuda"
         if on_gpu and model.device.index not in (None, torch.cuda.current_device()):
@@ -101,7 +103,7 @@ class Engine:
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
         self._graphs = graphs and on_gpu and not without_kernel(model, self.rule)
         self._ids = itertools.count()
-        self._draft_tokens = 0  # room for drafts of a round; grows with the first request
+        self._draft_tokens = draft_tokens
         self.asleep = False
         self.loop = Loop(self.policy, spec=model.spec, rule=self.rule)
         self._allocate()

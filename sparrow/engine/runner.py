@@ -283,15 +283,15 @@ class Runner:
         graphs: bool,
     ) -> None:
         self.model, self.cache, self.rows = model, cache, rows
-        self._drafts = drafts
+        self.draft_rows = drafts
         self.rule, self.budgets, self.adapters = rule, budgets, adapters
         self.least_batch = least_batch
         self.graphs = Graphs(model.device, rows.spare) if graphs else None
 
     @property
     def drafts(self) -> DraftRows:
-        assert self._drafts is not None, "a sample speculates in an engine without room for drafts"
-        return self._drafts
+        assert self.draft_rows is not None, "a sample drafts in an engine without room for drafts"
+        return self.draft_rows
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[Chunk]) -> None:

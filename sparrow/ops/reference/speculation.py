@@ -90,7 +90,7 @@ def accept_by_ratio(
     A draft x is accepted with probability min(1, p(x) / q(x)), by the uniform of its number.
     """
     uniform_BJ = uniforms(seeds_B[:, None] ^ ACCEPT, counters_BJ)
-    return _leading(uniform_BJ < (logp_BJ - logq_BJ).double().exp(), count_B)
+    return leading_accepted(uniform_BJ < (logp_BJ - logq_BJ).double().exp(), count_B)
 
 
 def resample(
@@ -112,10 +112,10 @@ def accept_equal(tokens_BJ: Tensor, drafts_BJ: Tensor, count_B: Tensor) -> Tenso
 
     The draws are those of dense decoding, so the emitted tokens are too, whatever was drafted.
     """
-    return _leading(tokens_BJ == drafts_BJ, count_B)
+    return leading_accepted(tokens_BJ == drafts_BJ, count_B)
 
 
-def _leading(accept_BJ: Tensor, count_B: Tensor) -> Tensor:
+def leading_accepted(accept_BJ: Tensor, count_B: Tensor) -> Tensor:
     """How many drafts of each row are accepted before the first that is not."""
     index_J = torch.arange(accept_BJ.shape[1], device=accept_BJ.device)
     return (accept_BJ & (index_J < count_B[:, None])).cumprod(1).sum(1)
