@@ -8,22 +8,28 @@ letters: sparrow/ops/types.py; B rounds, J drafts of a round.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.calibration.replay import Arm, Prompt
+from sparrow.calibration.store import Store
 from sparrow.engine.memory import page_cache
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder
 from sparrow.models.attention import PagedDecode, PagedPrefill
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import DraftCell
+from sparrow.schema.types import Progress
 from sparrow.sparse.budgets import BudgetTable
-from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
+from sparrow.stats import mean_at_k
 
+Figures = dict[str, Any]
+DRAFTS = "drafts.jsonl"
 CHUNK = 1024  # tokens of a dense pass through the page cache
 
 
@@ -117,18 +123,72 @@ def accepted_tokens(alpha_BJ: Tensor) -> Tensor:
     return alpha_BJ.cumprod(1).sum(1)
 
 
-def draft_acceptance(
+def measure_drafts(
     model: Decoder,
-    ids: Sequence[int],
-    schedule: Schedule,
-    flow: Flow = block_mean,
+    sequences: Sequence[Prompt],
+    arms: Sequence[Arm],
+    store: Store,
     *,
-    start: int,
     draft_tokens: int,
     temperature: float = 1.0,
-) -> Tensor:
-    """Acceptance [B, J] of drafts under a schedule, in rounds from token `start` on."""
-    rounds = DraftRounds(
-        model, ids, Rule.of(schedule, flow), start=start, draft_tokens=draft_tokens
+    progress: Progress | None = None,
+) -> list[DraftCell]:
+    """Measure arms on sequences, each with its prompt as `start`; what the store has is kept."""
+    figures: dict[Arm, list[Figures]] = {arm: [] for arm in arms}
+    for number, sequence in enumerate(sequences):
+        if progress is not None:
+            progress(number, len(sequences), f"drafts: {sequence.name}")
+        rounds: dict[Rule, DraftRounds] = {}
+        for arm in arms:
+            key = {"arm": arm.key, "prompt": sequence.number, "draft_tokens": draft_tokens}
+            known = store.get(key)
+            if known is None:
+                known = store.put(key, _measure(model, sequence, arm, rounds, key, temperature))
+            if known["rounds"]:
+                figures[arm].append(known)
+    return [_cell(arm, draft_tokens, measured) for arm, measured in figures.items() if measured]
+
+
+def _measure(
+    model: Decoder,
+    sequence: Prompt,
+    arm: Arm,
+    rounds: dict[Rule, DraftRounds],
+    key: Figures,
+    temperature: float,
+) -> Figures:
+    """Mean acceptance by position, and accepted drafts, of one sequence under one arm."""
+    assert arm.schedule is not None, "dense drafts are all accepted"
+    rule, draft_tokens = Rule.of(arm.schedule, arm.flow), key["draft_tokens"]
+    rule.check_drafts(draft_tokens, PAGE)
+    first = sequence.start or 1
+    start = max(first, arm.budget or 0)
+    if start + draft_tokens > len(sequence.ids):
+        return {"rounds": 0}
+    if rule not in rounds:
+        rounds[rule] = DraftRounds(
+            model, sequence.ids, rule, start=first, draft_tokens=draft_tokens
+        )
+    alpha_BJ = rounds[rule].acceptance(arm.schedule, temperature=temperature)
+    alpha_BJ = alpha_BJ[rounds[rule].starts_B >= start]
+    return {
+        "rounds": len(alpha_BJ),
+        "acceptance": alpha_BJ.mean(0).tolist(),
+        "accepted": float(accepted_tokens(alpha_BJ).mean()),
+    }
+
+
+def _cell(arm: Arm, draft_tokens: int, figures: Sequence[Figures]) -> DraftCell:
+    """Means over prompts with their intervals; shares of a round are what intervals are made of."""
+    share = mean_at_k([[each["accepted"] / draft_tokens] for each in figures])
+    ends = {name: value * draft_tokens for name, value in dict(share).items() if value is not None}
+    by_position = zip(*(each["acceptance"] for each in figures), strict=True)
+    return DraftCell(
+        variant=arm.variant,
+        budget=arm.budget,
+        draft_tokens=draft_tokens,
+        prompts=len(figures),
+        rounds=sum(each["rounds"] for each in figures),
+        acceptance=tuple(mean_at_k([[value] for value in means]) for means in by_position),
+        accepted=share.replace(**ends),
     )
-    return rounds.acceptance(schedule, temperature=temperature)

@@ -190,23 +190,11 @@ class Engine:
     def _make_draft_room(self, draft_tokens: int) -> None:
         """Check that the rule can draft so many tokens a round, and allocate room for them.
 
-        The pages of a round's own tokens have no summaries until it is verified, so the rule must
-        keep them without looking. Samples in flight wait in host memory meanwhile.
+        Samples in flight wait in host memory meanwhile.
         """
-        rule = self.rule
-        if rule is None:
+        if self.rule is None:
             raise ValueError("speculative: this engine is dense only (rule=None)")
-        if rule.flow.state:
-            raise ValueError(
-                f"flow {rule.name!r} has state, which a rejected draft would have changed: "
-                "it cannot draft; use a flow without state"
-            )
-        most = PAGE * (rule.last - 1)
-        if draft_tokens > most:
-            raise ValueError(
-                f"draft_tokens={draft_tokens}: a rule that keeps the last {rule.last} pages can "
-                f"draft {most}"
-            )
+        self.rule.check_drafts(draft_tokens, PAGE)
         if draft_tokens <= self._draft_tokens:
             return
         former, self._draft_tokens = self._draft_tokens, draft_tokens
