@@ -445,13 +445,14 @@ class TraceBenchmark(ModelBenchmark):
 
 
 class SpeedCase(Record):
-    """Milliseconds of decode steps, dense and sparse in turn."""
+    """Milliseconds of decode steps, dense, sparse and exact (of a token) in turn."""
 
     name: str
     context: int
     what: str
     dense_ms: Rounds
     sparse_ms: Rounds
+    exact_ms: Rounds | None = None
     why: str
 
     @property
