@@ -29,6 +29,7 @@ from sparrow.files import FolderLock, expanded, read_text, write_whole
 from sparrow.schema.bench import (
     BenchAttentionConfig,
     BenchDecodeConfig,
+    BenchExactConfig,
     Benchmark,
     BenchRolloutConfig,
     BenchTraceConfig,
@@ -355,7 +356,7 @@ def evaluate(
             raise ValueError(
                 f"{config.model} does not know the vocabulary of the puzzles: {choose}"
             )
-        engine, schedule = open_engine(model, config)
+        engine, decoding = open_engine(model, config)
         params = SamplingParams(
             n=config.samples,
             temperature=config.temperature,
@@ -371,7 +372,7 @@ def evaluate(
             load_language(model, puzzles, chat=chat),
             params,
             model=config.model,
-            schedule=schedule,
+            decoding=decoding,
             left_out=left_out,
             on_answer=progress and (lambda: progress(next(counted), total, "answers")),
         )
@@ -766,6 +767,23 @@ def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Bench
     )
 
 
+@configured(BenchExactConfig)
+def bench_exact(config: BenchExactConfig, *, report: Report = silent) -> Benchmark:
+    """Time exact decoding (sparse drafts, dense verification) against dense decoding.
+
+    Weights are random, so acceptance is imposed; all other work is done.
+
+    For example:
+
+      sparrow bench exact --case 32,16384,fixed-512-all --acceptance 0.95
+    """
+    from sparrow.benchmarks import exact
+    from sparrow.sparse.flows.loading import load_flow
+
+    settings = dict(config) | {"flow": load_flow(config.flow)}
+    return exact.run(cases=settings.pop("case"), **settings, progress=report)
+
+
 @configured(BenchRolloutConfig)
 def bench_rollout(config: BenchRolloutConfig, *, report: Report = silent) -> Benchmark:
     """Time rollouts in tokens per second, compared with transformers on the same weights.
@@ -817,6 +835,7 @@ def bench_trace(config: BenchTraceConfig, *, report: Report = silent) -> Benchma
 BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
     "attention": bench_attention,
     "decode": bench_decode,
+    "exact": bench_exact,
     "rollout": bench_rollout,
     "train": bench_train,
     "trace": bench_trace,

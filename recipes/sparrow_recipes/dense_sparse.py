@@ -1,7 +1,7 @@
-"""Time dense against sparse decoding on this machine: a rollout, and steps at a long context.
+"""Time dense, sparse and exact decoding on this machine: a rollout, and steps at a long context.
 
-Two cases: a rollout of puzzles under a schedule, every answer to its full length so that both
-sides draw equally many tokens; and decode steps at a long context over random keys and values,
+Two cases: a rollout of puzzles under a schedule, every answer to its full length so that all
+ways draw equally many tokens; and decode steps at a long context over random keys and values,
 with one budget and the schedule's dense layers. Times are of one token of the whole batch; those of
 the rollout have their share of reading the prompts.
 """
@@ -19,12 +19,14 @@ from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
 from sparrow.reporting.training import EQUAL
 from sparrow.schema.bench import Speed, SpeedCase
-from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.sampling import SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.types import Progress
 from sparrow.sparse.rule import Rule
 
 ROUNDS = 3
+TIMED = 3 * ROUNDS  # rollouts
+DRAFTS = SpeculativeParams(draft_tokens=4)
 STEPS = 12  # decode steps of a round at a long context
 LITTLE = "there is little to skip at this length, and choosing pages is extra work at every step"
 EVEN = "what reading less saves and what choosing pages costs about even out at this length"
@@ -49,9 +51,9 @@ def run(name: str, schedule: Path, workload: Workload, progress: Progress) -> Sp
     """Time both cases on the CPU."""
     model, kept = load(name, device="cpu"), Schedule.load(schedule)
     short = _rollout(model, kept, workload, progress)
-    progress(2 * ROUNDS, 2 * ROUNDS + 2, f"decoding at {workload.context} tokens")
+    progress(TIMED, TIMED + 2, f"decoding at {workload.context} tokens")
     long = _decode(model, kept, workload)
-    progress(2 * ROUNDS + 2, 2 * ROUNDS + 2, "timed")
+    progress(TIMED + 2, TIMED + 2, "timed")
     dtype = str(model.dtype).removeprefix("torch.")
     note = f"{model.spec.parameters() / 1e6:.1f} M weights in {dtype}."
     return Speed(machine=timing.machine(model.device), note=note, cases=(short, long))
@@ -68,16 +70,18 @@ def _rollout(
     ways = {
         "dense": partial(engine.generate, prompts, params),
         "sparse": partial(engine.generate, prompts, params, schedule=schedule),
+        "exact": partial(engine.generate, prompts, params, schedule=schedule, speculative=DRAFTS),
     }
     taken: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(ROUNDS + 1):  # the first one warms up and does not count
         for place, way in enumerate(ways if turn % 2 == 0 else reversed(ways)):
-            done = max(0, 2 * (turn - 1) + place)
-            progress(done, 2 * ROUNDS + 2, "rolling out, dense and sparse in turns")
+            done = max(0, len(ways) * (turn - 1) + place)
+            progress(done, TIMED + 2, "rolling out, dense, sparse and exact in turns")
             seconds = timing.seconds(ways[way], model.device)
             taken[way] += [seconds / workload.tokens * 1e3] if turn else []
     name, what = f"Up to {longest} tokens", f"{rows} answers rolled out under the schedule"
-    return _case(name, longest, what, taken["dense"], taken["sparse"])
+    case = _case(name, longest, what, taken["dense"], taken["sparse"])
+    return case.replace(exact_ms=tuple(taken["exact"]))
 
 
 def _decode(model: Decoder, schedule: Schedule, workload: Workload) -> SpeedCase:

@@ -32,7 +32,7 @@ from sparrow.engine.runner import PAGES
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
 from sparrow.schema.bench import DecodeBenchmark, DecodeRow, Split
-from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.sampling import SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
@@ -90,7 +90,7 @@ def run(
         timed = max(1, min(steps, context // 4))
         if context <= timed + WARM + SPLIT_STEPS:
             raise ValueError(f"a context of {context} tokens is too short for {timed} timed steps")
-        engine = _build(decoder, Rule(flow=flow, dense_layers=dense_layers), batch, context)
+        engine = build(decoder, Rule(flow=flow, dense_layers=dense_layers), batch, context)
         timer = ScheduleTimer(engine=engine, context=context, steps=timed)
         rows += timer.measure(names, rounds, split)
         del engine, timer
@@ -121,7 +121,7 @@ def _groups(cases: Sequence[Case]) -> dict[Group, list[str | None]]:
 # Engines and rows.
 
 
-def _build(model: Decoder, rule: Rule, batch: int, context: int) -> Engine:
+def build(model: Decoder, rule: Rule, batch: int, context: int, *, draft_tokens: int = 0) -> Engine:
     """An engine for these rows, or for as many as fit, with a random cache."""
     spec, page_bytes = model.spec, timing.cache_page_bytes(model, rule)
     row_bytes = pages_for(context, PAGE) * page_bytes
@@ -136,7 +136,13 @@ def _build(model: Decoder, rule: Rule, batch: int, context: int) -> Engine:
     )
     kv_bytes += (batch + 1) * states
     engine = Engine(
-        model, max_running=batch, max_context=most, kv_bytes=kv_bytes, adapters=1, rule=rule
+        model,
+        max_running=batch,
+        max_context=most,
+        kv_bytes=kv_bytes,
+        adapters=1,
+        rule=rule,
+        draft_tokens=draft_tokens,
     )
     fill(engine)
     return engine
@@ -157,7 +163,12 @@ def fill(engine: Engine) -> None:
 
 @contextmanager
 def running(
-    engine: Engine, contexts: Sequence[int], schedule: Schedule | None, *, room: int
+    engine: Engine,
+    contexts: Sequence[int],
+    schedule: Schedule | None,
+    *,
+    room: int,
+    speculative: SpeculativeParams | None = None,
 ) -> Iterator[list[Sample]]:
     """Running samples, as if prompts of these lengths had been computed and one token sampled.
 
@@ -168,7 +179,7 @@ def running(
     for seed, context in enumerate(contexts):
         prompt = draw.integers(vocabulary, size=context).tolist()
         params = SamplingParams(max_tokens=room, ignore_eos=True, seed=seed)
-        engine.add(prompt, params, schedule=schedule)
+        engine.add(prompt, params, schedule=schedule, speculative=speculative)
     scheduler, widths = engine.scheduler, [pages_for(context, PAGE) for context in contexts]
     pages = engine.pool.take(sum(widths))
     random.Random(0).shuffle(pages)

@@ -19,6 +19,7 @@ from sparrow.calibration.cells import (
     open_questions,
     shares,
 )
+from sparrow.calibration.drafts import DRAFTS, measure_drafts
 from sparrow.calibration.replay import (
     DENSE,
     MOST_ARMS,
@@ -31,13 +32,13 @@ from sparrow.calibration.replay import (
     roll_out,
     teacher_force,
 )
-from sparrow.calibration.store import MeasuredSequence, Trajectories
+from sparrow.calibration.store import MeasuredSequence, Store, Trajectories
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
 from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.surface import LEAST_PROMPTS, Cell, LayerLoss, Variant
+from sparrow.schema.surface import LEAST_PROMPTS, Cell, DraftCell, LayerLoss, Variant
 from sparrow.schema.types import Progress, Report
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.rule import Rule
@@ -180,6 +181,7 @@ class Findings:
     positions: list[Cell] = field(default_factory=list)
     floor: list[Cell] = field(default_factory=list)
     layers: list[LayerLoss] = field(default_factory=list)
+    drafts: list[DraftCell] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -219,6 +221,7 @@ class Calibration:
         if self.config.by_layer and self.findings.layers:
             for suggested in self._suggested(variant):
                 self._variant(flow, suggested)
+        self._drafts([make_arm(v, f, budget) for f, v in flows for budget in self.budgets])
         return self.findings
 
     def check(self, flow: Flow, schedule: Schedule) -> Findings:
@@ -232,6 +235,7 @@ class Calibration:
         tokens = self.collector.tokens(checked, self.prompts)
         self._add(checked, tokens, self._cells(checked, tokens))
         self._floor()
+        self._drafts([checked])
         return self.findings
 
     # Rounds.
@@ -283,6 +287,19 @@ class Calibration:
         self.findings.floor += self._cells(DENSE, Tokens.of(measured))
         self.findings.lengths += [len(sequence.ids) for sequence in measured]
         self.findings.prompt_tokens += [sequence.prompt_tokens for sequence in measured]
+
+    def _drafts(self, arms: Sequence[Arm]) -> None:
+        """Measure the drafts of exact decoding on whole sequences, if they are asked for."""
+        if draft_tokens := self.config.draft_tokens:
+            self.findings.drafts += measure_drafts(
+                self.collector.model,
+                self.collector.sequences(),
+                arms,
+                Store(self.collector.store.file.with_name(DRAFTS)),
+                draft_tokens=draft_tokens,
+                temperature=self.config.temperature,
+                progress=self.collector.progress,
+            )
 
     # Layers.
 

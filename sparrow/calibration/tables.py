@@ -1,6 +1,7 @@
 """Tables for a terminal: a row for each record, columns named as in the JSON."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from sparrow.schema.flow import FlowCheck, FlowScores
 from sparrow.schema.plan import PlanFile
-from sparrow.schema.surface import Cell, LayerLoss, Surface, reach
+from sparrow.schema.surface import Cell, DraftCell, LayerLoss, Surface, reach
 
 GOOD, DOUBTFUL, BAD = "green", "yellow", "red"
 MOST_BINS = 9  # side by side in 80 columns
@@ -131,6 +132,29 @@ def layers_table(losses: Sequence[LayerLoss], shares: Sequence[float] = ()) -> T
         layers=lambda loss: f"{loss.layers[0]} to {loss.layers[-1]}",
         share=lambda loss: shares[loss.layers[0]] if shares else None,
     )
+
+
+def drafts_table(drafts: Sequence[DraftCell]) -> Table:
+    """Accepted drafts of a round, and acceptance by position in it."""
+    most = max(cell.draft_tokens for cell in drafts)
+    shown = [number for number in (1, 2, 4, 8, 16, 32, 64) if number <= most]
+    columns: dict[str, Any] = {f"draft_{number}": partial(_draft, number) for number in shown}
+    return figures(
+        f"Drafts of exact decoding: accepted of {most} a round, acceptance by position",
+        drafts,
+        " ".join(["variant", "budget", "prompts", "accepted", *columns]),
+        accepted=_accepted,
+        **columns,
+    )
+
+
+def _draft(number: int, cell: DraftCell) -> str:
+    return f"{cell.acceptance[number - 1].value:.3f}"
+
+
+def _accepted(cell: DraftCell) -> str:
+    mean, low, high = cell.accepted.value, cell.accepted.low, cell.accepted.high
+    return f"{mean:.2f}" if low is None else f"{mean:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def check_table(surface: Surface, target: float) -> Table:

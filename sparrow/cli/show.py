@@ -17,6 +17,7 @@ from rich.text import Text
 from sparrow import api
 from sparrow.calibration.tables import (
     check_table,
+    drafts_table,
     figures,
     flow_check_tables,
     flow_score_table,
@@ -110,14 +111,15 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
 
 
 def _surface_tables(surface: Surface, check: bool) -> list[Table]:
+    drafts = [drafts_table(surface.drafts)] if surface.drafts else []
     if check:
-        return [check_table(surface, surface.targets[0])]
+        return [check_table(surface, surface.targets[0]), *drafts]
     variants = (variant.name for variant in surface.variants)
     tables = [table for name in variants for table in tails_tables(surface, name)]
     if surface.layers:
         shares = next((variant.shares for variant in surface.variants if variant.shares), ())
         tables.append(layers_table(surface.layers, shares))
-    return tables
+    return tables + drafts
 
 
 def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> int | None:

@@ -126,8 +126,8 @@ VERBS = Verbs(
     *(show.evaluate, show.report, push),
     *(show.generate, show.puzzle, show.presets, replay),
     *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts, "study"),
-    *map(show.measured, ("bench_attention", "bench_decode", "bench_rollout")),
-    *map(show.measured, ("bench_train", "bench_trace")),
+    *map(show.measured, ("bench_attention", "bench_decode", "bench_exact")),
+    *map(show.measured, ("bench_rollout", "bench_train", "bench_trace")),
     "warmup",
 )
 

@@ -17,7 +17,7 @@ import torch
 from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
-from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
 
@@ -31,9 +31,13 @@ class Sampler(Protocol):
         params: SamplingParams,
         *,
         schedule: Schedule | None = None,
+        speculative: SpeculativeParams | None = None,
         options: OutputOptions | None = None,
     ) -> list[Completion]:
-        """Sample params.n completions of a prompt; schedule None: dense."""
+        """Sample params.n completions of a prompt; schedule None: dense.
+
+        speculative: exact decoding, where the schedule is that of the drafts.
+        """
 
 
 class RolloutBackend(Protocol):

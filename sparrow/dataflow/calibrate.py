@@ -33,7 +33,9 @@ PARTS = (16, 12, 8, 6, 4, 3, 2)  # default budgets: these parts of the longest l
 BINS = 8
 PAGE = 16
 TARGET = 0.86
-MEASURED = ("variants", "cells", "floor", "positions", "layers", "lengths", "undecided")
+MEASURED = (
+    *("variants", "cells", "floor", "positions", "layers", "drafts", "lengths", "undecided"),
+)
 FEWER = 0.75  # warn if fewer answers reach a bin than this share of dense answers
 
 

@@ -24,11 +24,11 @@ import numpy as np
 
 from sparrow.dataflow.backend import Sampler
 from sparrow.dataflow.language import Language
+from sparrow.engine.answer import ResolvedDecoding
 from sparrow.functions import resolve
 from sparrow.schema.base import Float32Matrix, Int32Array
 from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
-from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
-from sparrow.schema.schedule import Schedule
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams, SpeculationStats
 from sparrow.tasks.base import Example, Judge, Message, Verdict, keyed_random
 from sparrow.tasks.judging import parse_verdict
 from sparrow.training.objectives.advantages import overlong_penalty
@@ -37,7 +37,7 @@ from sparrow.training.objectives.algorithms import Algorithm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """The policy that an episode samples from: engine, sampling, schedule and judge of one row.
+    """The policy that an episode samples from: engine, sampling, decoding and judge of one row.
 
     samples: trajectories that the loop asks for. watched: how many of them carry the hidden states
     that acceptance is measured from. context: most tokens of a trajectory. key: seeds of this row.
@@ -47,7 +47,7 @@ class Actor:
     language: Language
     judge: Judge
     params: SamplingParams
-    schedule: Schedule | None
+    decoding: ResolvedDecoding
     samples: int
     context: int
     watched: int = 0
@@ -120,7 +120,7 @@ class Actor:
                 self.engine.generate(
                     list(prompt),
                     self._params(count, limit, (turn, sample, hidden)),
-                    schedule=self.schedule,
+                    **self.decoding.request,
                     options=OutputOptions(hidden_states=hidden, training=not self.greedy),
                 )
                 for count, hidden in ((n - measured, False), (measured, True))
@@ -245,8 +245,14 @@ def build_trajectory(
         truncated=any(answer.finish_reason == "length" for answer in answers),
         kept=None if any(a.kept is None for a in answers) else spread("kept", 1, np.float32),
         attention=answers[0].attention,
+        speculation=_joined_speculation(answers),
         hidden=_joined_states(answers),
     )
+
+
+def _joined_speculation(answers: Sequence[Completion]) -> SpeculationStats | None:
+    parts = [answer.speculation for answer in answers if answer.speculation is not None]
+    return SpeculationStats.total(parts) if parts else None
 
 
 def _joined_ids(prompt_id: str, answers: Sequence[Completion]) -> Int32Array:

@@ -22,11 +22,11 @@ from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.dataflow.event_loop import run_coroutine
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.run_files import CHECKPOINTS
-from sparrow.engine.answer import resolve_schedule
+from sparrow.engine.answer import DENSE, ResolvedDecoding, resolve_decoding
 from sparrow.engine.pool import PAGE
 from sparrow.files import expanded
 from sparrow.models import Decoder, load
-from sparrow.schema.common import AttentionConfig
+from sparrow.schema.common import AttentionConfig, DecodingConfig
 from sparrow.schema.evaluation import (
     FILE_TOKENS,
     ROWS,
@@ -38,11 +38,10 @@ from sparrow.schema.evaluation import (
 )
 from sparrow.schema.loading import RESOLVED, read_resolved
 from sparrow.schema.run_folder import MODEL
-from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.sampling import Completion, SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import RowsConfig, TrainConfig, names_code
 from sparrow.schema.types import Report
-from sparrow.sparse.rule import Rule
 from sparrow.stats import attempts, mean_at_k, pass_at_k
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example, Examples, FailedVerdict, Judge, Verdict
@@ -260,21 +259,25 @@ def load_policy(
     return model
 
 
-def open_engine(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedule | None]:
-    """Open a backend, and return the schedule for its requests.
+def open_engine(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, ResolvedDecoding]:
+    """Open a backend, and return the decoding of its requests.
 
     budget: tokens that a flow keeps. window: only the last tokens are attended, no first page and
     no selection. Both are for all layers. schedule: a file or preset, refused if it is for another
     model unless forced. None of them: dense.
     """
     names = ("budget", "schedule", "flow", "force")
-    attention = AttentionConfig(**{name: getattr(config, name) for name in names})
-    schedule, flow = resolve_schedule(attention, model.spec.family)
+    chosen = DecodingConfig(
+        decoding=config.decoding,
+        attention=AttentionConfig(**{name: getattr(config, name) for name in names}),
+        speculative=SpeculativeParams(draft_tokens=config.draft_tokens),
+    )
+    decoding = resolve_decoding(chosen, model.spec.family)
     if config.window is not None:
         kept = {"first": 0, "last": config.window // PAGE, "dense_layers": ()}
         schedule = Schedule.fixed(config.window, **kept, name=f"window-{config.window}")
-    rule = None if schedule is None else Rule.like(schedule, flow)
-    return open_backend(model, rule), schedule
+        decoding = decoding._replace(schedule=schedule)
+    return open_backend(model, decoding.rule), decoding
 
 
 # Answers and figures.
@@ -296,7 +299,7 @@ def evaluate(
     params: SamplingParams,
     *,
     model: str,
-    schedule: Schedule | None = None,
+    decoding: ResolvedDecoding = DENSE,
     left_out: Sequence[str] = (),
     on_answer: OnAnswer | None = None,
 ) -> Evaluated:
@@ -310,7 +313,7 @@ def evaluate(
     questions, skipped = _questions(backend.max_context, parts, language, params)
 
     answers: list[list[Answered]] = [[] for _ in parts]
-    judged = run_coroutine(_answers(backend, questions, parts, language, schedule, on_answer))
+    judged = run_coroutine(_answers(backend, questions, parts, language, decoding, on_answer))
     for question, answered in zip(questions, judged, strict=True):
         answers[question.part] += answered
     verdicts = [answer.verdict for answered in answers for answer in answered]
@@ -318,7 +321,7 @@ def evaluate(
         raise Unjudged(f"every verdict of the evaluation failed: {verdicts[0].reason}")
     evaluation = Evaluation(
         model=model,
-        attention="dense" if schedule is None else schedule.describe(),
+        attention=decoding.describe(),
         temperature=params.temperature,
         samples=params.n,
         seed=params.seed,
@@ -336,7 +339,7 @@ async def _answers(
     questions: Sequence[Question],
     parts: Sequence[Part],
     language: Language,
-    schedule: Schedule | None,
+    decoding: ResolvedDecoding,
     on_answer: OnAnswer | None,
 ) -> list[list[Answered]]:
     async def judged(question: Question, completion: Completion) -> Answered:
@@ -351,7 +354,7 @@ async def _answers(
         return Answered(example=question.example, completion=completion, verdict=verdict)
 
     async def answer(sampler: Sampler, question: Question) -> list[Answered]:
-        completions = await sampler.generate(question.ids, question.params, schedule=schedule)
+        completions = await sampler.generate(question.ids, question.params, **decoding.request)
         return await asyncio.gather(*(judged(question, completion) for completion in completions))
 
     async with backend.serving() as sampler:

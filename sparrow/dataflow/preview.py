@@ -24,7 +24,7 @@ from sparrow.calibration.planning.cost import ByteModel, IntArray, rollout_secon
 from sparrow.calibration.planning.hardware import Hardware, StepModel, extrapolation_notes, known
 from sparrow.dataflow.episodes import load_episode
 from sparrow.dataflow.local.run import GIB, describe_run, max_prompt_tokens, schedule_notes
-from sparrow.engine.answer import resolve_schedule
+from sparrow.engine.answer import resolve_decoding
 from sparrow.engine.memory import CPU_SHARE, GPU_SHARE, LOGITS_BYTES, host_memory
 from sparrow.engine.pool import PAGE
 from sparrow.files import expanded, verify
@@ -160,11 +160,12 @@ class _Planner:
         self.machine = find_machine(config.model.device)
         self.on_gpu = self.machine.kind == "cuda"
         self.dtype = pick_dtype(config.model.dtype, torch.device(self.machine.kind), {})
-        self.schedule, flow = resolve_schedule(self.rollout.attention, self.spec.family)
+        self.decoding = resolve_decoding(self.rollout, self.spec.family)
+        self.schedule = self.decoding.schedule
         self.field_bytes = 0  # that the schedule's flow stores per page and KV head
         if self.schedule is not None:
             check_fit(self.schedule, layers=self.spec.layers, kv_heads=self.spec.kv_heads)
-            rule = Rule.of(self.schedule, flow)
+            rule = Rule.of(self.schedule, self.decoding.flow)
             fields = rule.fields(page=PAGE, head_size=self.spec.head_size, dtype=self.dtype)
             self.field_bytes = ops.page_bytes(fields, layers=1, kv_heads=1)
         room = max_prompt_tokens(self.rollout, self.spec)
@@ -191,7 +192,7 @@ class _Planner:
         engine = self._engine(trainer)
         untimed = self._untimed(engine)
         hardware = None if untimed else Hardware.load(str(self.machine.hardware))
-        words = describe_run(config, schedule, config.data.rows or str(config.data.task))
+        words = describe_run(config, self.decoding, config.data.rows or str(config.data.task))
         dtype = str(self.dtype).removeprefix("torch.")
         words["model"] += f", {dtype} products ({self.source})"
         return Preview(
@@ -328,7 +329,7 @@ class _Planner:
         reference = self.reference
         scored = 0.0 if reference is None else forward_flops(reference, lengths.tolist()) / rate
         parts = {
-            "rollout": rollout(self.schedule),
+            "rollout": rollout(None if self.decoding.speculative else self.schedule),
             "log-probs": forward + scale * scored,
             "update": passes * forward,
         }

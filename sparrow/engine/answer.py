@@ -17,9 +17,15 @@ from sparrow.engine.loop import Output
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, load, load_tokenizer, provenance
 from sparrow.schema.base import to_dict
-from sparrow.schema.common import AttentionConfig, GenerateConfig
+from sparrow.schema.common import DecodingConfig, GenerateConfig
 from sparrow.schema.loading import save_resolved
-from sparrow.schema.sampling import Completion, Completions, OutputOptions, SamplingParams
+from sparrow.schema.sampling import (
+    Completion,
+    Completions,
+    OutputOptions,
+    SamplingParams,
+    SpeculativeParams,
+)
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse import named_schedule
 from sparrow.sparse.flows.flow import Flow
@@ -33,12 +39,13 @@ OnText = Callable[[int, str], None]
 
 
 class Query(NamedTuple):
-    """A prompt in tokens with its sampling parameters, schedule and output options."""
+    """A prompt in tokens with its sampling parameters, decoding and output options."""
 
     ids: Sequence[int]
     params: SamplingParams
     schedule: Schedule | None = None  # None: dense
     options: OutputOptions | None = None
+    speculative: SpeculativeParams | None = None  # exact: the schedule is that of the drafts
 
 
 def outputs(
@@ -55,10 +62,10 @@ def outputs(
     try:
         while waiting or running:
             while waiting and len(running) < most:
-                number, (ids, params, schedule, options) = waiting.pop()
-                request = engine.add(
-                    ids, params, schedule=schedule, options=options, streamed=streamed
-                )
+                number, query = waiting.pop()
+                settings = query._asdict()
+                ids, params = settings.pop("ids"), settings.pop("params")
+                request = engine.add(ids, params, **settings, streamed=streamed)
                 running[request] = (number, params.n)
             for output in engine.step():
                 if output.request not in running:
@@ -88,16 +95,16 @@ def answer(
     folder, name, sampling = config.run.out, config.model.name, config.sampling
     if folder is not None and (folder / COMPLETIONS).exists():
         raise ValueError(f"{folder / COMPLETIONS} exists; choose another run directory")
-    load_schedule(config.attention)  # reports errors before the model is loaded
+    load_schedule(config)  # reports errors before the model is loaded
     place: dict[str, Any] = {"dtype": config.model.dtype, "device": config.model.device}
     model = load(name, **place, report=report) if loaded is None else loaded
     language = Language(load_tokenizer(model.source or name), name, config.chat)
-    schedule, flow = resolve_schedule(config.attention, model.spec.family)
+    decoding = resolve_decoding(config, model.spec.family)
     if folder is not None:
         save_resolved(config, folder)
     report(
         f"{name} ({provenance(model)}) | {describe_model(model)} | attention: "
-        f"{'dense' if schedule is None else schedule.describe()} | {describe_ops(model)}"
+        f"{decoding.describe()} | {describe_ops(model)}"
     )
     chats = [config.messages] if config.messages else config.prompts
     prompts = [language.encode(prompt, raw=config.raw) for prompt in chats]
@@ -105,10 +112,10 @@ def answer(
         model,
         max_running=min(MOST_AT_ONCE, len(prompts) * sampling.n),
         max_context=min(max(map(len, prompts)) + sampling.max_tokens, model.spec.max_positions),
-        rule=Rule() if schedule is None else Rule.of(schedule, flow),
+        rule=decoding.rule or Rule(),
         exact_batches=False,
     )
-    queries = [Query(ids, sampling, schedule) for ids in prompts]
+    queries = [Query(ids, sampling, **decoding.request) for ids in prompts]
     completions = _complete(engine, queries, language, on_text)
     if folder is not None:
         with (folder / COMPLETIONS).open("a", encoding="utf-8") as lines:
@@ -163,12 +170,39 @@ class _Stream:
         self.window[row], self.held[row] = self.held[row], []
 
 
-def load_schedule(attention: AttentionConfig) -> tuple[Schedule | None, Flow]:
+class ResolvedDecoding(NamedTuple):
+    """The schedule of requests with its flow (None: dense), and how its drafts are verified."""
+
+    schedule: Schedule | None = None
+    flow: Flow = block_mean
+    speculative: SpeculativeParams | None = None
+
+    @property
+    def rule(self) -> Rule | None:
+        return None if self.schedule is None else Rule.of(self.schedule, self.flow)
+
+    def describe(self) -> str:
+        """Describe the attention of requests in a line."""
+        attention = "dense" if self.schedule is None else self.schedule.describe()
+        return attention if self.speculative is None else self.speculative.describe(attention)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """Arguments of a request to an engine."""
+        return {"schedule": self.schedule, "speculative": self.speculative}
+
+
+DENSE = ResolvedDecoding()
+
+
+def load_schedule(config: DecodingConfig) -> tuple[Schedule | None, Flow]:
     """Return the schedule of a configuration (a budget, a preset or a file) with its flow.
 
     None: dense.
     """
-    if attention.dense or (attention.budget is None and attention.schedule is None):
+    attention = config.attention
+    unset = attention.budget is None and attention.schedule is None
+    if unset or config.decoding == "dense":
         return None, block_mean
     if attention.schedule is not None:
         schedule = named_schedule(attention.schedule)
@@ -179,13 +213,14 @@ def load_schedule(attention: AttentionConfig) -> tuple[Schedule | None, Flow]:
     return Schedule.fixed(attention.budget, **own), flow
 
 
-def resolve_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule | None, Flow]:
+def resolve_decoding(config: DecodingConfig, family: str) -> ResolvedDecoding:
     """Return the schedule of a configuration with its flow, checked for this model family."""
-    schedule, flow = load_schedule(attention)
+    schedule, flow = load_schedule(config)
     if schedule is None:
-        return None, flow
-    if attention.force:
+        return DENSE
+    if config.attention.force:
         place = {"flow": flow.name, "flow_digest": flow.digest, "page": PAGE}
         schedule = schedule.forced_onto(family=family, **place)
     Rule.like(schedule, flow).check(schedule, page=PAGE, family=family)
-    return schedule, flow
+    exact = config.decoding == "exact"
+    return ResolvedDecoding(schedule, flow, config.speculative if exact else None)

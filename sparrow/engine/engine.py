@@ -26,7 +26,12 @@ from sparrow.engine.scheduler import Reuse, Scheduler, SchedulerPolicy
 from sparrow.engine.weights import Items, Stay, WeightStore
 from sparrow.models import Decoder
 from sparrow.models.lora import Adapter, AdapterBank
-from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.sampling import (
+    Completion,
+    OutputOptions,
+    SamplingParams,
+    SpeculativeParams,
+)
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.flows.loading import resolve_flow
@@ -53,6 +58,7 @@ class Engine:
     graphs         on a GPU: capture decode steps and replay them
     adapters       LoRA adapters that can be loaded at once, of rank up to `adapter_rank`; their
                    memory is taken when the first one is loaded
+    draft_tokens   room for the drafts of a round of exact decoding; grows as requests need it
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class Engine:
         graphs: bool = True,
         adapters: int = 2,
         adapter_rank: int = 64,
+        draft_tokens: int = 0,
     ) -> None:
         on_gpu = model.device.type == "cuda"
         if on_gpu and model.device.index not in (None, torch.cuda.current_device()):
@@ -96,6 +103,7 @@ class Engine:
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
         self._graphs = graphs and on_gpu and not without_kernel(model, self.rule)
         self._ids = itertools.count()
+        self._draft_tokens = draft_tokens
         self.asleep = False
         self.loop = Loop(self.policy, spec=model.spec, rule=self.rule)
         self._allocate()
@@ -106,8 +114,8 @@ class Engine:
 
     def _allocate(self) -> None:
         """Allocate the KV cache, and build everything that refers to it."""
-        sizes = self.max_running, self.max_context, self._kv_bytes
-        self.memory, cache, rows, self.pool = allocate(self.model, self.rule, *sizes)
+        sizes = self.max_running, self.max_context, self._kv_bytes, self._draft_tokens
+        self.memory, cache, rows, self.pool, self._drafts = allocate(self.model, self.rule, *sizes)
         self.scheduler.attach(self.pool, rows, cache)
         self._build_runner()
 
@@ -119,6 +127,7 @@ class Engine:
             rule=self.rule,
             budgets=self._budgets,
             adapters=self._adapters,
+            drafts=self._drafts,
             least_batch=self._least_batch,
             graphs=self._graphs,
         )
@@ -127,7 +136,7 @@ class Engine:
         """Free the KV cache; samples wait in host memory."""
         self.loop.drain()
         self.scheduler.vacate()
-        del self.runner, self.pool
+        del self.runner, self.pool, self._drafts
 
     @cached_property
     def language(self) -> Language:
@@ -142,12 +151,15 @@ class Engine:
         params: SamplingParams,
         *,
         schedule: Schedule | None = None,
+        speculative: SpeculativeParams | None = None,
         adapter: str | None = None,
         options: OutputOptions | None = None,
         streamed: bool = True,
     ) -> int:
         """Queue a prompt and return the id of the request. Dense without a schedule.
 
+        speculative: exact decoding. The schedule is then that of the drafts alone; tokens have the
+        distribution of dense decoding.
         Text is encoded as it is, without a chat template, and its completions have text too.
         streamed: whether tokens come as they are drawn. Otherwise only completions come, which
         costs the host less.
@@ -163,14 +175,38 @@ class Engine:
             stop_ids=stop_ids(self.model.spec, params),
             options=options or OutputOptions(),
             schedule=schedule,
+            speculative=speculative,
             adapter=adapter,
             adapter_slot=self._adapters.find(adapter),
             streamed=streamed,
         )
         request.check(self.model.spec, self.max_context)
         request.schedule_slot = self._schedule_slot(schedule, self.loop.requests.values())
+        if speculative is not None:
+            self._make_draft_room(speculative.draft_tokens)
         self.loop.add(request)
         return request.id
+
+    def _make_draft_room(self, draft_tokens: int) -> None:
+        """Check that the rule can draft so many tokens a round, and allocate room for them.
+
+        Samples in flight wait in host memory meanwhile.
+        """
+        if self.rule is None:
+            raise ValueError("speculative: this engine is dense only (rule=None)")
+        self.rule.check_drafts(draft_tokens, PAGE)
+        if draft_tokens <= self._draft_tokens:
+            return
+        former, self._draft_tokens = self._draft_tokens, draft_tokens
+        if self.asleep:
+            return
+        self._release()
+        try:
+            self._allocate()
+        except Exception:  # such as too little memory
+            self._draft_tokens = former
+            self._allocate()
+            raise
 
     def _schedule_slot(self, schedule: Schedule | None, others: Iterable[Request]) -> int:
         """Return the slot of a schedule in the budget table, beside those of other requests."""
@@ -238,7 +274,8 @@ class Engine:
         for request in chosen:
             request.schedule, request.schedule_slot = schedule, slot
             for sample in request.samples:
-                sample.history.change(sample.drawn, schedule)
+                if request.speculative is None:
+                    sample.history.change(sample.drawn, schedule)
                 if sample.row is not None:
                     self.scheduler.rows.schedule_R[sample.row] = slot
         return [request.id for request in chosen]
@@ -278,6 +315,7 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams],
         *,
         schedule: Schedule | None = None,
+        speculative: SpeculativeParams | None = None,
         adapter: str | None = None,
         options: OutputOptions | None = None,
     ) -> list[Completion]:
@@ -293,7 +331,12 @@ class Engine:
             raise ValueError(f"{len(prompts)} prompts, but {len(by_prompt)} sampling params")
         if self.loop.requests:
             raise ValueError("the engine has requests already: add these too, and use stream()")
-        settings: dict[str, Any] = {"schedule": schedule, "adapter": adapter, "options": options}
+        settings: dict[str, Any] = {
+            "schedule": schedule,
+            "speculative": speculative,
+            "adapter": adapter,
+            "options": options,
+        }
         ids: set[int] = set()
         try:
             for prompt, sampling in zip(prompts, by_prompt, strict=True):

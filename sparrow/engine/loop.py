@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sparrow.engine.requests import Request, Sample
-from sparrow.engine.runner import Delivery, Runner
+from sparrow.engine.runner import Delivery, Runner, VerifyDelivery
 from sparrow.engine.scheduler import Scheduler, SchedulerPolicy, SwapFull, Work
 from sparrow.models import ModelSpec
 from sparrow.schema.sampling import Completion
@@ -109,11 +109,11 @@ class Loop:
     def _read(self, launched: Iterable[Delivery]) -> None:
         """Wait for what was drawn, add it to its samples, and end those that are complete."""
         for delivery in launched:
-            for sample in delivery.read():
+            for sample, tokens in delivery.read():
                 if sample.finish is not None:
-                    self._end(sample, sample.tokens[-1:] if sample.error is None else [])
+                    self._end(sample, tokens)
                 elif sample.request.streamed:
-                    self._emit(sample, sample.tokens[-1:], None)
+                    self._emit(sample, tokens, None)
 
     def _end(self, sample: Sample, tokens: list[int]) -> None:
         """Release what an ended sample holds, and emit its last tokens and its completion."""
@@ -136,12 +136,20 @@ def _launch(work: Work, runner: Runner, version: int) -> list[Delivery]:
     if work.copies:
         source_n, target_n = runner.rows.upload(work.copies).unbind(1)
         runner.cache.copy_pages(source_n, target_n)
-    if work.decode:
-        launches.append(Delivery(work.decode, runner.decode(work.decode), version))
+    for samples in work.decodes:
+        output = runner.decode(samples)
+        drawing = [sample if sample.request.speculative is None else None for sample in samples]
+        launches += [Delivery(drawing, output, version)] if any(drawing) else []
+        for sample in filter(None, drawing):
+            sample.drawn += 1
+    if work.verify:
+        launches.append(VerifyDelivery(work.verify, runner.verify(work.verify), version))
+        for sample in work.verify:
+            sample.drawn += sample.drafts + 1
     if work.starting:
         launches.append(Delivery(work.starting, runner.first_draws(work.starting), version))
-    for sample in (*work.decode, *work.starting):
-        sample.drawn += 1
+        for sample in work.starting:
+            sample.drawn += 1
     for request in {sample.request for sample in work.starting}:
         if not request.context.pages:  # its last sample, or one for want of room, has them
             request.logits_V = request.hidden_C = None

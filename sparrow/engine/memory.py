@@ -9,6 +9,7 @@ import torch
 from sparrow import ops
 from sparrow.engine.pool import PAGE, PagePool, Rows
 from sparrow.engine.requests import pages_for
+from sparrow.engine.speculation import DraftRows
 from sparrow.models import Decoder
 from sparrow.sparse.rule import Rule
 
@@ -36,12 +37,17 @@ class MemoryPlan(NamedTuple):
 
 
 def allocate(
-    model: Decoder, rule: Rule | None, max_running: int, max_context: int, kv_bytes: int | None
-) -> tuple[MemoryPlan, ops.PageCache, Rows, PagePool]:
-    """Allocate the KV cache, with the page summaries of a rule.
+    model: Decoder,
+    rule: Rule | None,
+    max_running: int,
+    max_context: int,
+    kv_bytes: int | None,
+    draft_tokens: int,
+) -> tuple[MemoryPlan, ops.PageCache, Rows, PagePool, DraftRows | None]:
+    """Allocate the KV cache, with the page summaries of a rule, and room for drafts.
 
-    Pages are those for which there is memory, or was named, once a rule's state of every row that
-    may run is taken off; ValueError if that holds no sequence.
+    Pages are those for which there is memory, or was named, once a rule's state and the drafts of
+    every row that may run are taken off; ValueError if that holds no sequence.
     """
     spec, device = model.spec, model.device
     sizes = {"layers": spec.layers, "kv_heads": spec.kv_heads}
@@ -54,7 +60,7 @@ def allocate(
     width = pages_for(max_context, PAGE)
     fields, states = _fields(model, rule, width)
     page_bytes = ops.page_bytes(fields, **sizes)
-    free = _available(model, max_running) if kv_bytes is None else kv_bytes
+    free = _available(model, max_running, draft_tokens) if kv_bytes is None else kv_bytes
     free -= (max_running + 1) * ops.page_bytes(states, **sizes)
     pages = max(0, min(max_running * width, free // page_bytes))  # more could never be used at once
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -68,7 +74,9 @@ def allocate(
             f"max_context or raise kv_bytes ({plan.describe()}; {_gib(max(0, free))} left for KV)"
         )
     cache = page_cache(model, rule, pages=pages, slots=max_running + 1, width=width)
-    return plan, cache, Rows(max_running, width, device), PagePool(pages, PAGE)
+    rows = Rows(max_running, width, device)
+    drafts = DraftRows(rows, draft_tokens, spec.vocabulary) if draft_tokens else None
+    return plan, cache, rows, PagePool(pages, PAGE), drafts
 
 
 def page_cache(
@@ -100,13 +108,15 @@ def _fields(model: Decoder, rule: Rule | None, width: int) -> tuple[Fields, Fiel
     return (*fields, *rule.fields(page=PAGE, head_size=size, dtype=dtype)), rule.states(width)
 
 
-def _available(model: Decoder, max_running: int) -> int:
+def _available(model: Decoder, max_running: int, draft_tokens: int) -> int:
     """Default bytes for keys and values."""
+    vocabulary = model.spec.vocabulary
+    drafts = DraftRows.bytes(max_running + 1, draft_tokens, vocabulary)
     if model.device.type != "cuda":
-        return int(device_memory(model.device) * CPU_SHARE)
-    # Logits, prompts, graphs.
-    work = max_running * model.spec.vocabulary * LOGITS_BYTES * 3 + 2**30
-    return int(device_memory(model.device) * GPU_SHARE) - work
+        return int(device_memory(model.device) * CPU_SHARE) - drafts
+    # Logits of every query, prompts, graphs.
+    work = max_running * (1 + draft_tokens) * vocabulary * LOGITS_BYTES * 3 + 2**30
+    return int(device_memory(model.device) * GPU_SHARE) - drafts - work
 
 
 def device_memory(device: torch.device) -> int:

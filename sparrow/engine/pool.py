@@ -23,8 +23,10 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.engine.requests import STOPS, Sample
+from sparrow.schema.sampling import Acceptance
 
 NO_STOP = -1
+ACCEPTANCE: tuple[Acceptance | None, ...] = (None, "shared_noise", "rejection")
 PAGE = 16  # tokens; the method's choice: finer pages dominate coarser ones at equal cost
 
 
@@ -154,6 +156,7 @@ class Rows:
         self.least_R = zeros()  # tokens before which stop ids are forbidden
         self.stops_RS = zeros(STOPS)
         self.schedule_R, self.adapter_R = zeros(), zeros()
+        self.acceptance_R = zeros()  # of drafts: the number of its rule in ACCEPTANCE
         self.length_R[self.spare] = -1
 
     def reset(self) -> None:
@@ -174,6 +177,9 @@ class Rows:
         self.least_R[row] = params.min_tokens
         self.schedule_R[row] = request.schedule_slot
         self.adapter_R[row] = request.adapter_slot.slot
+        speculative = request.speculative
+        rule = None if speculative is None else speculative.acceptance
+        self.acceptance_R[row] = ACCEPTANCE.index(rule)
         if params.min_tokens:
             stops = sorted(request.stop_ids) + [NO_STOP] * (STOPS - len(request.stop_ids))
             self.stops_RS[row].copy_(self.upload(stops))
@@ -209,9 +215,13 @@ class Rows:
         plain = ops.sample(*draw_inputs)
         if not truncated:
             return plain
-        top_k_B, top_p_B = self.top_k_R[at_B], self.top_p_R[at_B]
-        early_B = step.counters_B < self.least_R[at_B]
-        stops_BS = self.stops_RS[at_B].masked_fill(~early_B[:, None], NO_STOP)
+        top_k_B, top_p_B, stops_BS = self.cuts(at_B, step.counters_B)
         cut = ops.sample(*draw_inputs, top_k_B, top_p_B, stops_BS)
         cuts_B = (top_k_B > 0) | (top_p_B < 1) | (stops_BS >= 0).any(1)
         return ops.Draws(*(torch.where(cuts_B, a, b) for a, b in zip(cut, plain, strict=True)))
+
+    def cuts(self, at_B: Tensor, counters_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """top-k, top-p and forbidden ids of these rows for the draws of these numbers."""
+        early_B = counters_B < self.least_R[at_B]
+        stops_BS = self.stops_RS[at_B].masked_fill(~early_B[:, None], NO_STOP)
+        return self.top_k_R[at_B], self.top_p_R[at_B], stops_BS

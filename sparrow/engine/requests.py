@@ -15,7 +15,14 @@ from torch import Tensor
 
 from sparrow.models import ModelSpec
 from sparrow.models.lora import NO_ADAPTER, AdapterSlot
-from sparrow.schema.sampling import Completion, FinishReason, OutputOptions, SamplingParams
+from sparrow.schema.sampling import (
+    Completion,
+    FinishReason,
+    OutputOptions,
+    SamplingParams,
+    SpeculationStats,
+    SpeculativeParams,
+)
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
 
@@ -85,6 +92,7 @@ class Request:
     stop_ids: frozenset[int]
     options: OutputOptions = OutputOptions()  # noqa: RUF009 (immutable)
     schedule: Schedule | None = None
+    speculative: SpeculativeParams | None = None  # exact decoding: the schedule is of its drafts
     adapter: str | None = None
     adapter_slot: AdapterSlot = NO_ADAPTER
     streamed: bool = True  # whether tokens are returned as they are drawn, not completions alone
@@ -142,6 +150,11 @@ class Request:
         return self.params.top_k > 0 or self.params.top_p < 1 or self.params.min_tokens > 0
 
     @property
+    def decoding_schedule(self) -> Schedule | None:
+        """The schedule that its tokens are drawn under: exact decoding is dense."""
+        return self.schedule if self.speculative is None else None
+
+    @property
     def ids(self) -> list[int]:
         """The tokens to compute before samples can start."""
         return self.prompt
@@ -162,7 +175,8 @@ class Sample:
     context: Context = field(default_factory=Context)
     row: int | None = None  # its place among the device's rows, while it is resident
     started: bool = False
-    drawn: int = 0  # tokens whose drawing was launched, read or not
+    drawn: int = 0  # tokens whose drawing was launched, read or not (of exact decoding: at most)
+    drafts: int = 0  # tokens that it drafts in the planned step
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
@@ -173,12 +187,15 @@ class Sample:
     swaps: int = 0
     restarts: int = 0
     recomputed: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)  # how often, by position in a round
+    accepted: list[int] = field(default_factory=list)
+    rounds: int = 0
     finish: FinishReason | None = None
     error: str | None = None
     history: ScheduleHistory = field(init=False)
 
     def __post_init__(self) -> None:
-        self.history = ScheduleHistory(self.request.schedule)
+        self.history = ScheduleHistory(self.request.decoding_schedule)
 
     @property
     def live(self) -> bool:
@@ -198,13 +215,21 @@ class Sample:
     def can_draw(self) -> bool:
         return self.finish is None and self.drawn < self.request.params.max_tokens
 
-    def lacks_page(self, page: int) -> bool:
-        """Whether its newest token begins a page that it does not hold."""
-        return len(self.context.pages) * page < len(self.request.prompt) + self.drawn
+    @property
+    def left(self) -> int:
+        """Tokens that it may still draw."""
+        return self.request.params.max_tokens - self.drawn
+
+    def lacks_pages(self, decodes: int, page: int) -> int:
+        """Pages that it lacks for the tokens that a step of so many decodes writes."""
+        exact = self.request.speculative is not None
+        tokens = self.drafts + 1 if exact else min(decodes, self.left)
+        return pages_for(self.length - 1 + tokens, page) - len(self.context.pages)
 
     @property
     def forbids_stops(self) -> bool:
-        return self.drawn < self.request.params.min_tokens and bool(self.request.stop_ids)
+        known = self.drawn if self.request.speculative is None else len(self.tokens)
+        return known < self.request.params.min_tokens and bool(self.request.stop_ids)
 
     @property
     def truncated(self) -> bool:
@@ -223,6 +248,14 @@ class Sample:
         elif len(self.tokens) >= self.request.params.max_tokens:
             self.finish = "length"
 
+    def take_verdict(self, drafts: int, emitted: int) -> None:
+        """Record how many drafts of a round were accepted, and that it drew fewer than planned."""
+        for counts, count in ((self.drafted, drafts), (self.accepted, emitted - 1)):
+            counts += [0] * (count - len(counts))
+            counts[:count] = (before + 1 for before in counts[:count])
+        self.rounds += 1
+        self.drawn -= drafts + 1 - emitted
+
     def fail(self) -> None:
         """Record that sampling failed."""
         self.finish, self.error = "error", "the model gave NaN or infinite logits"
@@ -230,9 +263,13 @@ class Sample:
     def restart(self) -> None:
         """Drop all tokens; the next token is the first again, of the same random stream."""
         self.started, self.drawn = False, 0
-        self.history = ScheduleHistory(self.request.schedule)
+        self.history = ScheduleHistory(self.request.decoding_schedule)
         self.restarts += 1
-        for name in ("tokens", "logprobs", "entropies", "versions", "top", "hidden", "recomputed"):
+        self.rounds = 0
+        for name in (
+            *("tokens", "logprobs", "entropies", "versions", "top", "hidden", "recomputed"),
+            *("drafted", "accepted"),
+        ):
             getattr(self, name).clear()
 
     def completion(self, spec: ModelSpec, rule: Rule | None) -> Completion:
@@ -252,13 +289,33 @@ class Sample:
             hidden=_matrix(self.hidden, np.float32, request.options.hidden_states),
             finish_reason=self.finish,
             error=self.error,
-            attention=history.describe(*sizes),
+            attention=self._attention(),
             text=None if request.decode is None else request.decode(self.tokens),
             adapter=request.adapter,
             seed=self.seed,
             swaps=self.swaps,
             restarts=self.restarts,
             recomputed=tuple(self.recomputed),
+            speculation=self._speculation(),
+        )
+
+    def _attention(self) -> str:
+        """Describe the attention that ran."""
+        request, speculative = self.request, self.request.speculative
+        ran = self.history.describe(len(request.prompt), len(self.tokens))
+        if speculative is None:
+            return ran
+        drafter = "dense" if request.schedule is None else request.schedule.describe()
+        return speculative.describe(drafter)
+
+    def _speculation(self) -> SpeculationStats | None:
+        if self.request.speculative is None:
+            return None
+        spare = [0] * (len(self.drafted) - len(self.accepted))
+        return SpeculationStats(
+            drafted_by_position=tuple(self.drafted),
+            accepted_by_position=(*self.accepted, *spare),
+            rounds=self.rounds,
         )
 
 

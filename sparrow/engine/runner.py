@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sparrow import ops
 from sparrow.engine.pool import Rows
 from sparrow.engine.requests import Request, Sample
+from sparrow.engine.speculation import DraftRows
 from sparrow.models import Decoder
-from sparrow.models.attention import PagedDecode, PagedPrefill
+from sparrow.models.attention import PagedDecode, PagedPrefill, PagedVerify
 from sparrow.models.lora import AdapterBank
+from sparrow.schema.sampling import Acceptance
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.rule import Rule
 
@@ -52,68 +55,91 @@ class StepKind(NamedTuple):
     truncated: bool
     adapted: bool
     extras: bool  # whether anybody wants logits or hidden states
+    drafts: bool  # whether draws of rows that speculate are recorded as drafts
+    summaries: bool  # whether tokens of this step finish pages: not those of drafts
+
+
+class VerifyKind(NamedTuple):
+    """The same of a verification."""
+
+    batch: int
+    pages: int
+    queries: int  # of each row
+    rules: frozenset[Acceptance]
+    truncated: bool
+    adapted: bool
+    extras: bool
 
 
 class StepOutput(NamedTuple):
     """The draws as int32 [4, B] (floats by their bits); hidden [B, C] and logits [B, V] if wanted.
 
-    A captured step keeps what it returns, so the large ones are returned only on demand.
+    Of a verification the draws are those of `ops.verify_outputs`, the rest is by query. A captured
+    step keeps what it returns, so the large ones are returned only on demand.
     """
 
-    draws_4B: Tensor
+    draws: Tensor
     hidden_BC: Tensor | None
     logits_BV: Tensor | None
 
 
 class Delivery:
-    """Sampled tokens being copied to the host, with the samples they belong to."""
+    """Sampled tokens being copied to the host, with the samples they belong to (None: nobody's)."""
 
-    def __init__(self, samples: Sequence[Sample], output: StepOutput, version: int) -> None:
+    def __init__(self, samples: Sequence[Sample | None], output: StepOutput, version: int) -> None:
         self.samples = list(samples)
         self.version = version
-        self._draws_4B = _to_host(output.draws_4B)  # whole, spare rows too: one plain copy
+        self._draws = _to_host(output.draws)  # whole, spare rows too: one plain copy
         self._hidden_BC: Tensor | None = None
         self._top: tuple[Tensor, Tensor] | None = None
         if output.hidden_BC is not None and output.logits_BV is not None:
             self._take_extras(output.hidden_BC, output.logits_BV)
         self._ready = None
-        if output.draws_4B.is_cuda:
+        if output.draws.is_cuda:
             self._ready = torch.cuda.Event()
             self._ready.record()
 
     def _take_extras(self, hidden_BC: Tensor, logits_BV: Tensor) -> None:
         """Start to copy the hidden states and the most likely tokens that requests ask for."""
-        count, options = len(self.samples), [sample.request.options for sample in self.samples]
+        owners = self._owners()
+        options = [sample.request.options for sample in owners if sample is not None]
         if any(option.hidden_states for option in options):
-            self._hidden_BC = _to_host(hidden_BC[:count].float())
+            self._hidden_BC = _to_host(hidden_BC[: len(owners)].float())
         most = max((option.top_logprobs for option in options), default=0)
         if most:
-            scale_B = [sample.request.params.temperature or 1.0 for sample in self.samples]
-            values_BK, ids_BK = _top_logprobs(logits_BV[:count], scale_B, most)
+            scale_B = [(sample and sample.request.params.temperature) or 1.0 for sample in owners]
+            values_BK, ids_BK = _top_logprobs(logits_BV[: len(owners)], scale_B, most)
             self._top = (_to_host(ids_BK.int()), _to_host(values_BK))
 
-    def read(self) -> list[Sample]:
-        """Wait for the copy, add the tokens to samples that still run, and return those samples."""
+    def _owners(self) -> list[Sample | None]:
+        """The sample of each row of hidden states and logits."""
+        return self.samples
+
+    def _arrived(self) -> npt.NDArray[np.int32]:
+        """Wait for the copy."""
         if self._ready is not None:
             self._ready.synchronize()
-        packed = self._draws_4B.numpy()
+        return self._draws.numpy()
+
+    def read(self) -> list[tuple[Sample, list[int]]]:
+        """Add the tokens to samples that still run; return those samples with their new tokens."""
+        packed = self._arrived()
         logprobs, entropies = packed[1:3].view(np.float32)
         columns = packed[0], logprobs, entropies + 0.0, packed[3]  # -0.0 reads badly
         draws = zip(*(column.tolist() for column in columns), strict=True)
-        extras = self._hidden_BC is not None or self._top is not None
-        due = []
+        due: list[tuple[Sample, list[int]]] = []
         # A step has spare rows at its end.
         for index, (sample, draw) in enumerate(zip(self.samples, draws, strict=False)):
-            if sample.finish is not None:
+            if sample is None or sample.finish is not None:
                 continue
-            due.append(sample)
             token, logprob, entropy, ok = draw
             if not ok:
                 sample.fail()
+                due.append((sample, []))
                 continue
             sample.take(token, logprob, entropy, self.version)
-            if extras:
-                self._hand_extras(index, sample)
+            self._hand_extras(index, sample)
+            due.append((sample, [token]))
         return due
 
     def _hand_extras(self, index: int, sample: Sample) -> None:
@@ -126,7 +152,39 @@ class Delivery:
             sample.top.append((ids_BK.copy(), values_BK.copy()))
 
 
-Step = Callable[[StepKind, Tensor], StepOutput]
+class VerifyDelivery(Delivery):
+    """The tokens of a round: accepted drafts, and the one that the verification adds."""
+
+    def __init__(self, samples: Sequence[Sample], output: StepOutput, version: int) -> None:
+        self.drafts = [sample.drafts for sample in samples]
+        self.queries = output.draws.shape[1] // 4
+        super().__init__(samples, output, version)
+
+    def _owners(self) -> list[Sample | None]:
+        return [sample for sample in self.samples for _ in range(self.queries)]
+
+    def read(self) -> list[tuple[Sample, list[int]]]:
+        packed = self._arrived()
+        tokens, logprobs, entropies, ok = np.split(packed[:, :-1], 4, axis=1)
+        parts = tokens, logprobs.view(np.float32), entropies.view(np.float32) + 0.0, ok
+        due: list[tuple[Sample, list[int]]] = []
+        for row, (sample, drafts) in enumerate(zip(self.samples, self.drafts, strict=True)):
+            if sample is None or sample.finish is not None:
+                continue
+            emitted, before = int(packed[row, -1]), len(sample.tokens)
+            sample.take_verdict(drafts, emitted)
+            columns = (part[row, :emitted].tolist() for part in parts)
+            for query, (token, logprob, entropy, fine) in enumerate(zip(*columns, strict=True)):
+                if sample.finish is None and fine:
+                    sample.take(token, logprob, entropy, self.version)
+                    self._hand_extras(row * self.queries + query, sample)
+                elif sample.finish is None:
+                    sample.fail()
+            due.append((sample, sample.tokens[before:]))
+        return due
+
+
+Step = Callable[[Any, Tensor], StepOutput]
 
 
 @dataclass(slots=True)
@@ -150,11 +208,15 @@ class Graphs:
 
     def __init__(self, device: torch.device, spare: int) -> None:
         self.device, self.spare = device, spare
-        self._captured: dict[StepKind, Captured] = {}
+        self._captured: dict[StepKind | VerifyKind, Captured] = {}
         self._memory: Any = None
 
     def run(
-        self, kind: StepKind, rows: list[int], upload: Callable[[list[int]], Tensor], step: Step
+        self,
+        kind: StepKind | VerifyKind,
+        rows: list[int],
+        upload: Callable[[list[int]], Tensor],
+        step: Step,
     ) -> StepOutput:
         """Replay the step of this kind for these rows; capture it first if it is new.
 
@@ -170,7 +232,7 @@ class Graphs:
         captured.graph.replay()
         return captured.output
 
-    def _capture(self, kind: StepKind, step: Step) -> Captured:
+    def _capture(self, kind: StepKind | VerifyKind, step: Step) -> Captured:
         input_B = torch.full((kind.batch,), self.spare, dtype=torch.int64, device=self.device)
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
@@ -216,13 +278,20 @@ class Runner:
         rule: Rule | None,
         budgets: BudgetTable,
         adapters: AdapterBank,
+        drafts: DraftRows | None,
         least_batch: int,
         graphs: bool,
     ) -> None:
         self.model, self.cache, self.rows = model, cache, rows
+        self.draft_rows = drafts
         self.rule, self.budgets, self.adapters = rule, budgets, adapters
         self.least_batch = least_batch
         self.graphs = Graphs(model.device, rows.spare) if graphs else None
+
+    @property
+    def drafts(self) -> DraftRows:
+        assert self.draft_rows is not None, "a sample drafts in an engine without room for drafts"
+        return self.draft_rows
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[Chunk]) -> None:
@@ -267,7 +336,7 @@ class Runner:
         return StepOutput(
             hidden_BC=hidden_BC,
             logits_BV=logits_BV,
-            draws_4B=ops.step_outputs(at_B, draws, rows.state, advance=False),
+            draws=ops.step_outputs(at_B, draws, rows.state, advance=False),
         )
 
     @torch.inference_mode()
@@ -277,30 +346,57 @@ class Runner:
         Weights change between steps only, and what changes them is followed by this step's own
         inputs: they are settled when the products run.
         """
-        kind = self._kind(samples)
+        requests = {sample.request for sample in samples}
+        speculative = [request.speculative is not None for request in requests]
+        kind = StepKind(
+            **self._common(samples, requests, self.least_batch),
+            sparse=any(request.schedule is not None for request in requests),
+            drafts=any(speculative),
+            summaries=not all(speculative),
+        )
+        return self._launch(kind, samples, self._step)
+
+    @torch.inference_mode()
+    def verify(self, samples: Sequence[Sample]) -> StepOutput:
+        """Verify the drafts of these resident samples; each gets one more token."""
+        requests = {sample.request for sample in samples}
+        speculative = [r.speculative for r in requests if r.speculative is not None]
+        queries = 1 + max(sample.drafts for sample in samples)
+        if self.graphs is not None:  # one graph, whatever the last rounds of samples draft
+            queries = 1 + max(params.draft_tokens for params in speculative)
+        kind = VerifyKind(
+            **self._common(samples, requests, -(-self.least_batch // queries)),
+            queries=queries,
+            rules=frozenset(params.acceptance for params in speculative),
+        )
+        return self._launch(kind, samples, self._verify)
+
+    def _launch(
+        self, kind: StepKind | VerifyKind, samples: Sequence[Sample], step: Step
+    ) -> StepOutput:
         rows = [_row(sample) for sample in samples]
         rows += [self.rows.spare] * (kind.batch - len(samples))
         with ops.settled_weights():
             if self.graphs is None:
-                return self._step(kind, self.rows.upload(rows))
-            return self.graphs.run(kind, rows, self.rows.upload, self._step)
+                return step(kind, self.rows.upload(rows))
+            return self.graphs.run(kind, rows, self.rows.upload, step)
 
-    def _kind(self, samples: Sequence[Sample]) -> StepKind:
-        """Return the shape of a decode step for these samples, and the parts that it needs."""
+    def _common(
+        self, samples: Sequence[Sample], requests: set[Request], least: int
+    ) -> dict[str, Any]:
+        """What decode steps and verifications both depend on."""
         pages = max(len(sample.context.pages) for sample in samples)
-        batch = max(len(samples), self.least_batch)
+        batch = max(len(samples), least)
         if self.model.device.type == "cuda":  # eager steps too: equal shapes give equal bits
             batch, pages = batch_bucket(batch), pages_bucket(pages, self.rows.table_RM.shape[1])
-        requests = {sample.request for sample in samples}
         cutting = any(request.cuts for request in requests)
-        return StepKind(
-            batch=batch,
-            pages=pages,
-            sparse=any(request.schedule is not None for request in requests),
-            truncated=cutting and any(sample.truncated for sample in samples),
-            adapted=any(request.adapter_slot.slot for request in requests),
-            extras=any(request.options.extras for request in requests),
-        )
+        return {
+            "batch": batch,
+            "pages": pages,
+            "truncated": cutting and any(sample.truncated for sample in samples),
+            "adapted": any(request.adapter_slot.slot for request in requests),
+            "extras": any(request.options.extras for request in requests),
+        }
 
     def _step(self, kind: StepKind, at_B: Tensor) -> StepOutput:
         """The whole step as device work: no value of it depends on the host."""
@@ -317,15 +413,51 @@ class Runner:
             rule=self.rule,
             budgets=budgets,
             rows_B=at_B,
+            summary_slots_B=self._summary_slots(kind, at_B, step.slots_B),
         )
         lora = self.adapters.rows(rows.adapter_R[at_B]) if kind.adapted else None
         hidden_BC = self.model(step.ids_B, step.positions_B, attention, lora)
         logits_BV = self.model.logits(hidden_BC)
         draws = rows.sample(logits_BV, at_B, step, truncated=kind.truncated)
+        if kind.drafts:
+            self.drafts.record(at_B, step.ids_B, draws, logits_BV)
         return StepOutput(
-            draws_4B=ops.step_outputs(at_B, draws, state, advance=True),
+            draws=ops.step_outputs(at_B, draws, state, advance=True),
             hidden_BC=hidden_BC if kind.extras else None,
             logits_BV=logits_BV if kind.extras else None,
+        )
+
+    def _summary_slots(self, kind: StepKind, at_B: Tensor, slots_B: Tensor) -> Tensor | None:
+        """The slots that finish pages, where not all do: drafts are not verified yet."""
+        if not kind.drafts:
+            return None
+        if not kind.summaries:
+            return slots_B[:0]
+        return torch.where(self.rows.acceptance_R[at_B] > 0, -1, slots_B)
+
+    def _verify(self, kind: VerifyKind, at_B: Tensor) -> StepOutput:
+        """A verification as device work; rows go on behind what was accepted."""
+        rows, state, drafts = self.rows, self.rows.state, self.drafts.state
+        sizes = {"page": self.cache.page, "width": kind.pages, "queries": kind.queries}
+        step = ops.verify_inputs(at_B, state, drafts, **sizes)
+        attention = PagedVerify(
+            cache=self.cache,
+            table_BM=step.table_BM,
+            lengths_T=step.lengths_B,
+            slots_T=step.slots_B,
+            rule=self.rule,
+        )
+        at_T = at_B.repeat_interleave(kind.queries)
+        lora = self.adapters.rows(rows.adapter_R[at_T]) if kind.adapted else None
+        hidden_TC = self.model(step.ids_B, step.positions_B, attention, lora)
+        logits_TV = self.model.logits(hidden_TC)
+        verdict = self.drafts.verify(
+            logits_TV, at_B, step, rules=kind.rules, truncated=kind.truncated
+        )
+        return StepOutput(
+            draws=ops.verify_outputs(at_B, verdict, state, drafts),
+            hidden_BC=hidden_TC if kind.extras else None,
+            logits_BV=logits_TV if kind.extras else None,
         )
 
 

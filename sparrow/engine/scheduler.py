@@ -55,15 +55,19 @@ class SchedulerPolicy:
 
 @dataclass(slots=True)
 class Work:
-    """What a step does: passes over prompts, then copies of pages, decode, first draws."""
+    """What a step does: passes over prompts, copies of pages, decode, verification, first draws.
+
+    It decodes once, or as often as samples of exact decoding draft before they are verified.
+    """
 
     passes: list[list[Chunk]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     starting: list[Sample] = field(default_factory=list)
-    decode: list[Sample] = field(default_factory=list)
+    decodes: list[list[Sample]] = field(default_factory=list)
+    verify: list[Sample] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.passes or self.starting or self.decode)
+        return bool(self.passes or self.starting or self.decodes or self.verify)
 
 
 class Scheduler:
@@ -117,31 +121,53 @@ class Scheduler:
 
     def _plan(self) -> Work:
         """Decode resident samples, then resume swapped ones, then start prompts."""
-        work = Work(decode=self._ready_to_decode())
+        work = Work()
+        self._plan_decode(work)
         tokens = self._bring_back(work, self.policy.chunk)
         if not self.returning:
             self._start_prompts(work, tokens)
         return work
 
-    # Decoding: every resident sample gets room for its next token.
+    # Decoding: every resident sample gets room for its next tokens.
 
-    def _ready_to_decode(self) -> list[Sample]:
-        """Return the resident samples that can draw, each with a page for its next token."""
+    def _plan_decode(self, work: Work) -> None:
+        """Plan as many decodes as the longest round drafts; who is not verified decodes in all.
+
+        A shorter round begins later, so that all are verified together.
+        """
+        for sample in self.running:
+            if (speculative := sample.request.speculative) is not None:
+                sample.drafts = max(0, min(speculative.draft_tokens, sample.left - 1))
+        decodes = self._longest_round() or 1
+        self._allocate_pages(decodes)
+        ready = [sample for sample in self.running if sample.can_draw]
+        work.verify = [sample for sample in ready if sample.request.speculative is not None]
+        for number in range(decodes):
+            drafts_left = decodes - number
+            decode = [sample for sample in ready if _decodes(sample, number, drafts_left)]
+            work.decodes += [decode] if decode else []
+
+    def _longest_round(self) -> int:
+        return max((sample.drafts for sample in self.running), default=0)
+
+    def _allocate_pages(self, decodes: int) -> None:
+        """Allocate pages for the tokens that the next step writes."""
+        page = self.pool.page
         places: list[tuple[int, int, int]] = []
-        growing = [sample for sample in self.running if sample.lacks_page(self.pool.page)]
+        growing = [sample for sample in self.running if sample.lacks_pages(decodes, page) > 0]
         try:
             for sample in growing:
                 if sample.row is not None and sample.can_draw:
-                    self._grow(sample, places)
+                    self._grow(sample, sample.lacks_pages(decodes, page), places)
         finally:  # tables hold what samples hold, even if there was no room for one of them
             self.rows.grow([place for place in places if place[0] not in self.rows.free])
-        return [sample for sample in self.running if sample.can_draw]
 
-    def _grow(self, sample: Sample, places: list[tuple[int, int, int]]) -> None:
-        """Allocate a page for the token that the next step writes."""
-        self._make_room(sample)
-        if sample.row is not None and sample.can_draw:
-            pages = sample.context.pages
+    def _grow(self, sample: Sample, missing: int, places: list[tuple[int, int, int]]) -> None:
+        pages = sample.context.pages
+        for _ in range(missing):
+            self._make_room(sample)
+            if sample.row is None or not sample.can_draw:
+                return
             pages += self.pool.take(1)
             places.append((sample.row, len(pages) - 1, pages[-1]))
 
@@ -204,7 +230,7 @@ class Scheduler:
     def _swap_out(self, sample: Sample) -> None:
         """Copy the pages of a resident sample to host memory."""
         held = sum(copy.nbytes for out in self.returning for copy in (out.swapped or {}).values())
-        pages = sample.context.pages
+        pages = sample.context.pages[: pages_for(sample.context.computed, self.pool.page)]
         size = self.cache.bytes // self.pool.pages * len(pages)
         if held + size > self.policy.swap_bytes:
             needed, allowed = (held + size) / 2**30, self.policy.swap_bytes / 2**30
@@ -255,7 +281,7 @@ class Scheduler:
 
     def _reserve(self) -> int:
         """Pages reserved for running samples, so that none is admitted only to be swapped out."""
-        return len(self.running)
+        return len(self.running) * pages_for(self._longest_round() + 1, self.pool.page)
 
     # Prompts.
 
@@ -372,6 +398,13 @@ class Scheduler:
             assert all(sample.live for sample in queue), "a sample that has ended is still queued"
             assert queue == sorted(queue, key=_age), "samples are out of order"
         assert not set(self.running) & set(self.returning)
+
+
+def _decodes(sample: Sample, number: int, drafts_left: int) -> bool:
+    """Whether a sample takes part in a decode of a step, which so many drafts are yet to follow."""
+    if sample.request.speculative is not None:
+        return sample.drafts >= drafts_left
+    return sample.left > number
 
 
 def _age(sample: Sample) -> tuple[int, int]:

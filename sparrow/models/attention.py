@@ -1,7 +1,7 @@
 """The attention implementations of a decoder, each a few calls of `ops`.
 
-`Packed` and `PackedSparse` see whole sequences and carry gradients; `PagedPrefill` and
-`PagedDecode` keep keys and values in a page cache. Legend: sparrow/ops/types.py.
+`Packed` and `PackedSparse` see whole sequences and carry gradients; `PagedPrefill`, `PagedDecode`
+and `PagedVerify` keep keys and values in a page cache. Legend: sparrow/ops/types.py.
 """
 
 from dataclasses import dataclass
@@ -88,7 +88,8 @@ class PagedDecode:
     """One new token per row; dense without budgets, else over the pages that the rule keeps.
 
     budgets are [layers, B], or [layers, B, G] by KV head; a row whose budget is at least its length
-    is dense, bit for bit.
+    is dense, bit for bit. Where summary slots are given, only they finish pages: summaries are made
+    of verified keys, so drafts do not.
     """
 
     cache: ops.PageCache
@@ -98,15 +99,18 @@ class PagedDecode:
     rule: Rule | None = None
     budgets: Tensor | None = None
     rows_B: Tensor | None = None
+    summary_slots_B: Tensor | None = None
 
     def __call__(
         self, layer: int, q_BHD: Tensor, k_BGD: Tensor, v_BGD: Tensor, *, scale: float
     ) -> Tensor:
         k_NGPD, v_NGPD = self.cache.field("k", layer), self.cache.field("v", layer)
-        if self.rule is not None:
+        if self.rule is not None and self.summary_slots_B is None:
             self.rule.append(self.cache, layer, k_BGD, v_BGD, self.slots_B)
         else:
             ops.write_pages(k_NGPD, v_NGPD, k_BGD, v_BGD, self.slots_B)
+        if self.rule is not None and self.summary_slots_B is not None:
+            self.rule.summarise(self.cache, layer, self.summary_slots_B)
         lists = self._choose(layer, q_BHD)
         return ops.attend_decode(
             q_BHD, k_NGPD, v_NGPD, self.table_BM, self.lengths_B, lists, scale=scale
@@ -119,3 +123,26 @@ class PagedDecode:
         return self.rule.select(
             self.cache, layer, q_BHD, self.table_BM, self.lengths_B, budgets, self.rows_B
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedVerify:
+    """The newest tokens of each row at once, densely: verification of drafts.
+
+    Their keys and values replace those of the drafts, and page summaries are made of them.
+    """
+
+    cache: ops.PageCache
+    table_BM: Tensor
+    lengths_T: Tensor
+    slots_T: Tensor
+    rule: Rule | None = None
+
+    def __call__(
+        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
+    ) -> Tensor:
+        k_NGPD, v_NGPD = self.cache.field("k", layer), self.cache.field("v", layer)
+        ops.write_pages(k_NGPD, v_NGPD, k_TGD, v_TGD, self.slots_T)
+        if self.rule is not None:
+            self.rule.summarise(self.cache, layer, self.slots_T)
+        return ops.attend_verify(q_THD, k_NGPD, v_NGPD, self.table_BM, self.lengths_T, scale=scale)

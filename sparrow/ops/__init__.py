@@ -7,12 +7,29 @@ from sparrow.ops.reference.attention import (
     attend_causal_paged,
     attend_decode,
     attend_sparse,
+    attend_verify,
 )
 from sparrow.ops.reference.layers import gate, linear_add, norm_gated, norm_linear, split_heads
 from sparrow.ops.reference.logprob import TokenStats, logits, token_stats
 from sparrow.ops.reference.pages import select_pages, write_pages
-from sparrow.ops.reference.sampling import Draws, sample, step_inputs, step_outputs
+from sparrow.ops.reference.sampling import (
+    Draws,
+    log_distribution,
+    sample,
+    step_inputs,
+    step_outputs,
+)
+from sparrow.ops.reference.speculation import (
+    Verdict,
+    accept_by_ratio,
+    accept_equal,
+    record_drafts,
+    resample,
+    verify_inputs,
+    verify_outputs,
+)
 from sparrow.ops.types import (
+    DraftState,
     Field,
     PageCache,
     PageLists,

@@ -35,7 +35,7 @@ OPTIMISED = {
         "sample": "sampling",
     },
     "cuda": {
-        "attend_decode": "attend_decode",
+        **dict.fromkeys(("attend_decode", "attend_verify"), "attend_decode"),
         "attend_causal_paged": "attend_prefill",
         **dict.fromkeys(("write_pages", "select_pages"), "pages"),
         **dict.fromkeys(("sample", "step_inputs", "step_outputs"), "sampling"),

@@ -78,8 +78,21 @@ class RowState(NamedTuple):
     table_RM: Tensor
 
 
+class DraftState(NamedTuple):
+    """Drafts of R resident sequences since their last verification, at most J of each.
+
+    count is int64 [R]; inputs, the token that each draft step read, int64 [R, J]; logprobs, log q
+    of the drafts, fp32 [R, J]; logits of q fp32 [R, J, V], or [R, J, 0] where they are not needed.
+    """
+
+    count_R: Tensor
+    inputs_RJ: Tensor
+    logprobs_RJ: Tensor
+    logits_RJV: Tensor
+
+
 class StepInputs(NamedTuple):
-    """Inputs of a decode step of B rows; see `ops.step_inputs`."""
+    """Inputs of a decode step of B rows, see `ops.step_inputs`; of a verification by query."""
 
     ids_B: Tensor
     positions_B: Tensor

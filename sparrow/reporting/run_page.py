@@ -32,6 +32,7 @@ def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Pag
         training.learning_section(trained),
         training.tail_section(trained),
         training.kept_section(trained),
+        training.drafts_section(trained),
         training.time_section(runs),
         None if several else final,
     )

@@ -13,6 +13,7 @@ from sparrow.schema.run_folder import RunFolder
 
 REWARD, LENGTH = "critic/score/mean", "response_length/mean"
 DENSITY, CUT_OFF, STEP_SECONDS = "sparse/density", "response_length/clip_ratio", "timing_s/step"
+TOKENS_PER_ROUND, BY_POSITION = "spec/tokens_per_round", "spec/acceptance_by_position/"
 P05 = "sparse/accept_p05"
 BIN = re.compile(r"sparse/accept_p05/bin_(\d+)$")
 MOST_BINS = 8
@@ -256,6 +257,34 @@ def kept_section(runs: Sequence[RunFolder]) -> page.Section | None:
     return page.Section.named("kept", charts)
 
 
+def drafts_section(runs: Sequence[RunFolder]) -> page.Section | None:
+    """Tokens of a round of exact decoding, by step, and acceptance by position in the last step."""
+    exact = [run for run in runs if run.values(TOKENS_PER_ROUND)]
+    if not exact:
+        return None
+    tokens = page.Axis(name="tokens a round", low=1, form=".2f")
+    place = page.Axis(name="position in the round", low=1, form=".0f")
+    share = page.Axis(name="share accepted", low=0, high=1, form=".2f")
+    by_step = [_by_step(run, TOKENS_PER_ROUND) for run in exact]
+    by_position = [_last_values(run, BY_POSITION) for run in exact]
+    say = page.TEXTS["drafts"]
+    charts = [
+        page.Chart(key=key, title=title, x=x, y=y, lines=_run_lines(exact, lines), say=text)
+        for key, title, x, y, lines, text in (
+            ("draft-rounds", "Tokens of a round", STEP, tokens, by_step, say["rounds"]),
+            ("draft-positions", "Accepted drafts", place, share, by_position, say["positions"]),
+        )
+    ]
+    return page.Section.named("drafts", list(map(page.thin_points, charts)))
+
+
+def _last_values(run: RunFolder, prefix: str) -> list[page.Point]:
+    """The last values of numbered metrics: their numbers, and the values."""
+    names = {name for line in run.steps for name in line.values if name.startswith(prefix)}
+    points = ((name, run.values(name)) for name in names)
+    return sorted((float(name.removeprefix(prefix)), values[-1][1]) for name, values in points)
+
+
 def time_section(runs: Sequence[RunFolder]) -> page.Section | None:
     """Dense against sparse where it was timed, and medians of the parts of a step."""
     items: list[page.Item] = [_speed_bars(run.speed, run.number) for run in runs if run.speed]
@@ -267,9 +296,15 @@ def time_section(runs: Sequence[RunFolder]) -> page.Section | None:
 def _speed_bars(speed: Speed, number: int) -> page.Bars:
     groups = []
     for case in speed.cases:
-        pairs = (("dense", case.dense_ms), ("sparse", case.sparse_ms))
+        pairs = [("dense", case.dense_ms), ("sparse", case.sparse_ms)]
+        pairs += [] if case.exact_ms is None else [("exact", case.exact_ms)]
         bars = [
-            page.Bar(name=role, value=median(taken), role=role, interval=(min(taken), max(taken)))
+            page.Bar(
+                name=role,
+                value=median(taken),
+                role=role if role != "exact" else "run-0",
+                interval=(min(taken), max(taken)),
+            )
             for role, taken in pairs
         ]
         groups.append(page.BarGroup(name=case.name, bars=bars, say=verdict(case.speed_up)))
@@ -277,14 +312,18 @@ def _speed_bars(speed: Speed, number: int) -> page.Bars:
         f"{speed.note} {speed.machine.describe()}. Medians of {len(speed.cases[0].dense_ms)} "
         "alternating rounds; whiskers: fastest and slowest."
     )
-    key, title = f"speed-{number}", "Dense against sparse on this machine"
+    key, title = f"speed-{number}", "Dense, sparse and exact decoding on this machine"
     say = " ".join([*map(describe_case, speed.cases), how])
     return page.Bars(key=key, title=title, unit="ms per step", groups=groups, say=say)
 
 
 def describe_case(case: SpeedCase) -> str:
     """A sentence on a timed case: what was timed, and why it came out so."""
-    return f"{case.name} ({case.what}): {case.why}."
+    exact = ""
+    if case.exact_ms is not None:
+        ratio = median(case.dense_ms) / median(case.exact_ms)
+        exact = f" Exact decoding, whose samples are the policy's own, is {format_speed_up(ratio)}."
+    return f"{case.name} ({case.what}): {case.why}.{exact}"
 
 
 def format_speed_up(ratio: float) -> str:

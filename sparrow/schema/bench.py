@@ -9,7 +9,8 @@ from pydantic import Field, PlainValidator
 from sparrow.schema.base import File, Record, Table
 from sparrow.schema.common import Device
 from sparrow.schema.options import argument, option
-from sparrow.schema.types import Count, Name, Several, Tokens
+from sparrow.schema.sampling import DraftTokens
+from sparrow.schema.types import Count, Fraction, Name, Several, Tokens
 
 MOST_IN_CASE = 2**28  # tokens
 SHAPE = "Published shape with random weights, such as qwen3-1.7b. Default: by the machine."
@@ -62,6 +63,23 @@ class BenchDecodeConfig(Record):
     flow: Name = "block_mean"
     dtype: Name | None = option(None, DTYPE)
     steps: Count = option(64, "Steps timed in a round.")
+
+
+class BenchExactConfig(Record):
+    """`sparrow bench exact`."""
+
+    model: Name | None = option(None, SHAPE)
+    case: Several[DecodeCase] = option(
+        (), "batch,context,SCHEDULE of the drafts, such as fixed-512-all. Default: by machine."
+    )
+    draft_tokens: DraftTokens = option(8, "Drafts of a round.")
+    acceptance: Several[Fraction] = option(
+        (0.95,), "Imposed, by position in a round; the last one counts for those beyond."
+    )
+    compare: Name | None = option(None, "Also time sparse decoding under this schedule.")
+    flow: Name = "block_mean"
+    dtype: Name | None = option(None, DTYPE)
+    rounds: Count = option(8, "Rounds timed.")
 
 
 class BenchRolloutConfig(Record):
@@ -191,6 +209,46 @@ class DecodeBenchmark(ModelBenchmark):
     peak_bytes_per_s: float | None
     rounds: int
     rows: tuple[DecodeRow, ...]
+
+
+class ExactRow(Record):
+    """Exact decoding of one batch, context and schedule of the drafts, against dense.
+
+    Milliseconds of a step; draft and verification are device time. tokens_per_round is by row.
+    """
+
+    batch: int
+    context: int
+    schedule: str | None
+    ms_dense: float
+    ms_dense_device: float
+    ms_sparse: float | None
+    ms_draft: float
+    ms_verify: float
+    ms_round: float
+    verify_to_dense: float
+    tokens_per_round: float
+    tokens_per_s_dense: float
+    tokens_per_s_sparse: float | None
+    tokens_per_s: float
+    speed_up: float
+    speed_up_sparse: float | None
+
+
+class ExactBenchmark(ModelBenchmark):
+    """`sparrow bench exact`: acceptance is imposed, by position in a round."""
+
+    title: ClassVar[str] = "Exact decoding, {0.model}, {0.draft_tokens} draft tokens"
+    columns: ClassVar[str] = (
+        "batch context schedule ms_dense ms_draft ms_verify verify_to_dense ms_round "
+        "tokens_per_round speed_up speed_up_sparse"
+    )
+
+    flow: str
+    draft_tokens: int
+    acceptance: tuple[float, ...]
+    compare: str | None
+    rows: tuple[ExactRow, ...]
 
 
 class LayerRow(Record):
@@ -387,13 +445,14 @@ class TraceBenchmark(ModelBenchmark):
 
 
 class SpeedCase(Record):
-    """Milliseconds of decode steps, dense and sparse in turn."""
+    """Milliseconds of decode steps, dense, sparse and exact (of a token) in turn."""
 
     name: str
     context: int
     what: str
     dense_ms: Rounds
     sparse_ms: Rounds
+    exact_ms: Rounds | None = None
     why: str
 
     @property

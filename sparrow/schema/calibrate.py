@@ -80,6 +80,9 @@ class CalibrateConfig(Record):
     layer_groups: Annotated[int, Field(ge=0, le=2**16)] = option(
         6, "Groups of layers that are measured one at a time, to find the sensitive ones; 0: none."
     )
+    draft_tokens: Annotated[int, Field(ge=0, le=64)] = option(
+        0, "Also measure drafts of exact decoding, so many a round. 0: none."
+    )
     by_layer: bool = option(True, "Also measure larger budgets for the layers that lose most.")
     device: Device = "auto"
     dtype: Dtype = option("auto", "auto, float32 or bfloat16: use that of the training.")

@@ -6,11 +6,11 @@ A field that may be None must default to None, because TOML has no None.
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from sparrow.schema.base import Record
 from sparrow.schema.options import HELP, argument, option
-from sparrow.schema.sampling import MaxTokens, SamplingParams, TopP
+from sparrow.schema.sampling import Decoding, MaxTokens, SamplingParams, SpeculativeParams, TopP
 from sparrow.schema.types import (
     Budget,
     Directory,
@@ -53,7 +53,7 @@ class GenerateSampling(SamplingParams):
 
 
 class AttentionConfig(Record):
-    """Attention of decoding: dense, unless a budget or a schedule is set."""
+    """Sparse attention: a budget or a schedule, and the flow that selects pages."""
 
     # Tokens kept at every length; None: dense. At least the three pages of 16 always kept.
     budget: Budget | None = None
@@ -62,8 +62,6 @@ class AttentionConfig(Record):
     # The flow that selects pages: FILE[:name] or a built-in name. None: that of the schedule, or
     # block_mean with a budget.
     flow: Name | None = None
-    # Dense, whatever budget or schedule are set: turns the sparsity of a recipe off.
-    dense: bool = False
     # Use the schedule for a model family, flow or page size that it was not made for.
     force: bool = False
 
@@ -78,6 +76,33 @@ def check_attention(config: Any) -> None:
     sparse = scheduled or fixed or config.flow is None
     config.require(sparse, "flow", "none without a budget or a schedule: set one of them too")
     config.require(not (scheduled and fixed), "schedule", "one of budget and schedule, or neither")
+
+
+def _older_dense(values: Any) -> Any:
+    """Older files say `dense = true` in the section of attention."""
+    attention = values.get("attention") if isinstance(values, dict) else None
+    if not isinstance(attention, dict) or "dense" not in attention:
+        return values
+    others = {name: value for name, value in attention.items() if name != "dense"}
+    decoding = {"decoding": "dense"} if attention["dense"] else {}
+    return {**decoding, **values, "attention": others}
+
+
+class DecodingConfig(Record):
+    """How tokens are decoded."""
+
+    # dense, sparse, or exact: sparse attention drafts, dense attention verifies, so that tokens
+    # have the distribution of dense decoding. None: sparse if a budget or a schedule is set.
+    decoding: Decoding | None = None
+    attention: AttentionConfig = AttentionConfig()
+    speculative: SpeculativeParams = SpeculativeParams()  # of exact decoding
+
+    _older = model_validator(mode="before")(_older_dense)
+
+    def _check(self) -> None:
+        sparse = self.attention.budget is not None or self.attention.schedule is not None
+        allowed = "dense without a budget or a schedule: set one of them too"
+        self.require(sparse or self.decoding in (None, "dense"), "decoding", allowed)
 
 
 class ChatConfig(Record):
@@ -104,7 +129,7 @@ class RunConfig(Record):
     _older = older_out
 
 
-class GenerateConfig(Record):
+class GenerateConfig(DecodingConfig):
     """`sparrow generate`."""
 
     prompts: Several[str] = argument(
@@ -116,7 +141,6 @@ class GenerateConfig(Record):
     raw: bool = option(False, "Prompts as they are, no chat template.")
     model: ModelConfig = ModelConfig()
     sampling: GenerateSampling = GenerateSampling()
-    attention: AttentionConfig = AttentionConfig()
     chat: ChatConfig = ChatConfig()
     run: RunConfig = RunConfig()
 
@@ -132,6 +156,7 @@ class GenerateConfig(Record):
         "budget": "attention.budget",
         "schedule": "attention.schedule",
         "flow": "attention.flow",
+        "draft_tokens": "speculative.draft_tokens",
         "system": "chat.system",
         "out": "run.out",
     }
@@ -142,6 +167,7 @@ class GenerateConfig(Record):
     )
 
     def _check(self) -> None:
+        super()._check()
         greedy = self.sampling.temperature == 0 or self.sampling.top_k == 1
         allowed = "1 where temperature is 0 or top_k is 1, since all samples would be the same"
         self.require(self.sampling.n == 1 or not greedy, "sampling.n", allowed)

@@ -12,7 +12,7 @@ from sparrow.schema.base import (
     Int32Array,
     Record,
 )
-from sparrow.schema.sampling import LOGPROB_NOISE
+from sparrow.schema.sampling import LOGPROB_NOISE, SpeculationStats
 
 Role = Literal["system", "user", "assistant", "tool"]
 NOT_SAMPLED = -1  # weight version and policy id of a token that no policy sampled
@@ -51,6 +51,7 @@ class Trajectory(Record):
     truncated: bool = False  # whether an answer reached the token limit
     kept: Float32Array | None = None  # share of keys and values that each token's step read
     attention: str | None = None  # for example "dense"
+    speculation: SpeculationStats | None = None  # of exact decoding
     hidden: Float32Matrix | None = None  # the sampled tokens' final states in the actor, in order
 
     def __len__(self) -> int:

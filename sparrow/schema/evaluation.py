@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 from sparrow.schema.base import Record, Table
 from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype, check_attention
 from sparrow.schema.options import HELP, argument, option
+from sparrow.schema.sampling import Decoding, DraftTokens
 from sparrow.schema.types import (
     Budget,
     Count,
@@ -71,6 +72,10 @@ class EvalConfig(Record):
     budget: Budget | None = option(None, "Tokens kept at every length, in all layers.")
     window: Window | None = option(None, "For comparison: attend to the last tokens only.")
     flow: Name | None = None
+    decoding: Decoding | None = option(
+        None, "dense, sparse or exact. Default: sparse with a budget or schedule."
+    )
+    draft_tokens: DraftTokens = option(8, "Of exact decoding, a round.")
     force: bool = False
     chat: ChatConfig = ChatConfig()
     out: FilePath | None = option(None, "Also write every answer, a JSON line each.")
@@ -89,6 +94,9 @@ class EvalConfig(Record):
         self.require(tasks or not self.length, "length", "without rows of a file")
         self.require(not (tasks and self.reward), "reward", "for rows; tasks judge their own")
         check_attention(self)
+        sparse = self.budget is not None or self.schedule is not None
+        allowed = "dense without a budget or a schedule: set one of them too"
+        self.require(sparse or self.decoding in (None, "dense"), "decoding", allowed)
         alone = self.window is None or (self.budget is None and self.schedule is None)
         self.require(alone, "window", "one of budget, window and schedule")
         same = self.samples > 1 and self.temperature == 0

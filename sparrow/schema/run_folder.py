@@ -117,7 +117,8 @@ class RunSettings(Record):
 
     model: Shown | None = Field(None, alias="model.name")
     seed: int | None = Field(None, alias="run.seed")
-    dense: bool = Field(False, alias="rollout.attention.dense")
+    dense: bool = Field(False, alias="rollout.attention.dense")  # of older runs
+    decoding: Shown | None = Field(None, alias="rollout.decoding")
     schedule: Shown | None = Field(None, alias="rollout.attention.schedule")
     budget: int | None = Field(None, alias="rollout.attention.budget")
     max_prompt: int | None = Field(None, alias="rollout.max_prompt")
@@ -247,7 +248,8 @@ class RunFolder:
         """Whether the settings say that rollouts were dense; False without settings."""
         attention = self.settings
         sparse = attention.schedule or attention.budget
-        return bool(attention.given) and (attention.dense or not sparse)
+        dense = attention.dense or attention.decoding == "dense"
+        return bool(attention.given) and (dense or not sparse)
 
     @property
     def longest(self) -> int | None:

@@ -1,5 +1,7 @@
 """Sampling parameters, and the completions that the engine returns."""
 
+from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -45,6 +47,27 @@ class SamplingParams(Record):
         self.require(self.min_tokens <= most, "min_tokens", f"0 to max_tokens, {most}")
 
 
+Decoding = Literal["dense", "sparse", "exact"]
+Acceptance = Literal["rejection", "shared_noise"]
+DraftTokens = Annotated[int, Field(ge=1, le=64)]
+
+
+class SpeculativeParams(Record):
+    """Exact decoding: sparse attention drafts, dense attention verifies.
+
+    Tokens then have the distribution of dense decoding, whatever the schedule of the drafts. By
+    `rejection` a draft is accepted with probability min(1, p / q); by `shared_noise` if the
+    verification draws the same token, so that tokens are those of dense decoding with this seed.
+    """
+
+    draft_tokens: DraftTokens = 8  # of a round; the verification adds one
+    acceptance: Acceptance = "rejection"
+
+    def describe(self, drafter: str) -> str:
+        rule = self.acceptance.replace("_", " ")
+        return f"exact, {self.draft_tokens} draft tokens a round by {rule} ({drafter})"
+
+
 class OutputOptions(Record):
     """Outputs of a completion beyond tokens, log-probs and entropies."""
 
@@ -56,6 +79,36 @@ class OutputOptions(Record):
     def extras(self) -> bool:
         """Whether every step must return more than its sampled tokens."""
         return self.hidden_states or self.top_logprobs > 0
+
+
+class SpeculationStats(Record):
+    """How often the draft at each position of a round was verified, and accepted."""
+
+    drafted_by_position: tuple[int, ...] = ()
+    accepted_by_position: tuple[int, ...] = ()
+    rounds: int = 0
+
+    @classmethod
+    def total(cls, parts: Iterable["SpeculationStats"]) -> "SpeculationStats":
+        """Add up the statistics of several answers."""
+        parts = list(parts)
+        drafted, accepted = (
+            tuple(map(sum, zip_longest(*columns, fillvalue=0)))
+            for columns in (
+                [part.drafted_by_position for part in parts],
+                [part.accepted_by_position for part in parts],
+            )
+        )
+        rounds = sum(part.rounds for part in parts)
+        return cls(drafted_by_position=drafted, accepted_by_position=accepted, rounds=rounds)
+
+    @property
+    def draft_tokens(self) -> int:
+        return sum(self.drafted_by_position)
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(self.accepted_by_position)
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -90,6 +143,7 @@ class Completion(Record):
     swaps: int = 0  # how often it was moved to host memory and back
     restarts: int = 0  # how often it was restarted because weights changed
     recomputed: tuple[int, ...] = ()
+    speculation: SpeculationStats | None = None  # of exact decoding
     text: str | None = None
     error: str | None = None  # present exactly if finish_reason is "error"
 

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from sparrow.schema.base import File, Int32Array, Record, Table
+from sparrow.schema.evaluation import Estimate
 from sparrow.schema.schedule import DENSE, PLACE, LayerBudgets, Schedule
 
 FORMAT = 1
@@ -119,6 +120,22 @@ class LayerLoss(Record):
     prompts: int
 
 
+class DraftCell(Record):
+    """Acceptance of drafts of exact decoding, in rounds at lengths over the budget.
+
+    Keys and values are dense but for those of the round's own drafts. Means and intervals are over
+    prompts; accepted is the expected number of accepted drafts of a round.
+    """
+
+    variant: str
+    budget: Length | None  # None: that of a schedule
+    draft_tokens: int
+    prompts: int
+    rounds: int
+    acceptance: tuple[Estimate, ...]  # by position in the round
+    accepted: Estimate
+
+
 class Surface(Table, File):
     """The result of a calibration: acceptance by flow, budget and length."""
 
@@ -150,6 +167,7 @@ class Surface(Table, File):
     floor: tuple[Cell, ...]  # dense against dense in the working dtype, by total length
     positions: tuple[Cell, ...]  # the same tokens as `cells`, by position in the response
     layers: tuple[LayerLoss, ...]
+    drafts: tuple[DraftCell, ...] = ()
     lengths: tuple[Length, ...]  # final lengths of the sequences that the dense policy wrote
     prompt_tokens: Length  # of a prompt, the median; 0: not known
     undecided: tuple[str, ...]  # cells that may still change the plan

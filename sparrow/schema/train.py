@@ -7,7 +7,7 @@ from pydantic import Field
 
 from sparrow.files import strings
 from sparrow.schema.base import Record
-from sparrow.schema.common import AttentionConfig, ChatConfig, ColumnsConfig, Device
+from sparrow.schema.common import ChatConfig, ColumnsConfig, DecodingConfig, Device
 from sparrow.schema.types import (
     BatchTokens,
     Count,
@@ -72,7 +72,7 @@ class RowsConfig(Record):
     _older = older_rows
 
 
-class RolloutConfig(Record):
+class RolloutConfig(DecodingConfig):
     """Sampling of rollouts, at temperature 1: from the unmodified distribution."""
 
     prompts: Count = 16  # a step
@@ -80,13 +80,13 @@ class RolloutConfig(Record):
     max_tokens: Tokens = 1024  # of an answer
     max_prompt: Tokens | None = None  # longer prompts are skipped and counted; None: what fits
     temperature: Annotated[float, Field(ge=1.0, le=1.0)] = 1.0
-    attention: AttentionConfig = AttentionConfig()
     episode: Name | None = None  # module:function, async (actor, example) -> trajectories
     max_running: Count | None = None  # samples decoded in one batch
     kv_gib: Gib | None = None  # memory of the KV cache; None: what is free
     sleep: bool = True  # the engine frees its memory during the update
 
     def _check(self) -> None:
+        super()._check()
         refuse_many({"prompts": self.prompts, "samples": self.samples})
 
 
@@ -243,7 +243,8 @@ class TrainConfig(Record):
         "schedule": "rollout.attention.schedule",
         "flow": "rollout.attention.flow",
         "system": "chat.system",
-        "dense": "rollout.attention.dense",
+        "decoding": "rollout.decoding",
+        "draft_tokens": "rollout.speculative.draft_tokens",
         "steps": "run.steps",
         "seed": "run.seed",
         "out": "run.out",
@@ -306,6 +307,8 @@ DATA = {
     "model.dtype",
     "model.name",
     "rollout.attention.schedule",
+    "rollout.decoding",
+    "rollout.speculative.acceptance",
     "run.out",
     "run.name",
     "run.wandb",

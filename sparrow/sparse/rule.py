@@ -206,6 +206,19 @@ class Rule:
         head_size = cache.field("k", 0).shape[3]
         return trace(self.flow, cache.page, head_size, group)
 
+    def check_drafts(self, draft_tokens: int, page: int) -> None:
+        """Raise ValueError if exact decoding cannot draft so many tokens a round by this rule.
+
+        A round's own pages have no summaries before it is verified, so they must always be kept.
+        """
+        if self.flow.state:
+            problem = "has state, which a rejected draft would have changed"
+            raise ValueError(f"flow {self.name!r} {problem}: draft by a flow without state")
+        most = page * (self.last - 1)
+        if draft_tokens > most:
+            kept = f"a rule that keeps the last {self.last} pages"
+            raise ValueError(f"draft_tokens={draft_tokens}: {kept} can draft {most}")
+
     # Schedules.
 
     def check(self, schedule: Schedule, *, page: int, family: str | None = None) -> None:

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 from support import kernels
 from support.kernels import attend_chunks, batch_of, check_prefill, poisoned_memory, queries_of
-from support.paging import attend, check_bits_of_decode, check_decode, chosen
+from support.paging import attend, check_bits_of_decode, check_decode, check_verify, chosen
 
 from sparrow.ops import PageLists
 from sparrow.ops.kernels import attend_decode as decode
@@ -34,6 +34,14 @@ def test_decode_and_prefill(head_size: int, dtype: torch.dtype, ratio: int) -> N
         check_decode(decode, batch, lists)
     for counts in CHUNKS:
         check_prefill(batch, counts)
+
+
+@pytest.mark.parametrize("queries", [2, 9, 17])
+@pytest.mark.parametrize(("head_size", "dtype", "ratio"), SHAPES[:7])
+def test_verify(head_size: int, dtype: torch.dtype, ratio: int, queries: int) -> None:
+    lengths = [20, 31, 32, 33, 0, 1000, 5003]
+    batch = batch_of(lengths, heads=2 * ratio, kv_heads=2, head_size=head_size, dtype=dtype)
+    check_verify(decode, batch, queries, [queries, queries, 2, 1, 0, queries - 1, queries])
 
 
 OTHER_SHAPES = [

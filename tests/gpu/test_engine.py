@@ -15,7 +15,13 @@ from sparrow import models, ops
 from sparrow.engine import Engine, generate
 from sparrow.models.attention import Packed
 from sparrow.ops.kernels import sampling as row_kernels
-from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.sampling import (
+    Completion,
+    OutputOptions,
+    SamplingParams,
+    SpeculationStats,
+    SpeculativeParams,
+)
 from sparrow.schema.schedule import Schedule
 
 PROMPTS = [[5, 9, 2], list(range(40)), list(range(16)), [7] * 300, list(range(90)), [1]]
@@ -73,9 +79,32 @@ def test_budget_of_the_length_is_dense_bit_for_bit(model: models.Decoder) -> Non
     assert same(dense, whole)
 
 
+@pytest.mark.parametrize("acceptance", ["shared_noise", "rejection"])
+def test_exact_decoding(model: models.Decoder, acceptance: Any) -> None:
+    """Graphs equal eager rounds; in fp32 shared noise gives the tokens of dense decoding."""
+    how = {
+        "schedule": SPARSE,
+        "speculative": SpeculativeParams(draft_tokens=5, acceptance=acceptance),
+    }
+    replayed = engine(model).generate(PROMPTS, params(), **how)
+    assert same(replayed, engine(model, graphs=False).generate(PROMPTS, params(), **how))
+    spec = SpeculationStats.total(completion.speculation for completion in replayed)
+    assert 0.2 * spec.draft_tokens < spec.accepted_tokens < spec.draft_tokens
+    if acceptance == "shared_noise" and model.dtype == torch.float32:
+        dense = engine(model).generate(PROMPTS, params())
+        for mine, other in zip(replayed, dense, strict=True):
+            assert mine.token_ids.tolist() == other.token_ids.tolist()
+            np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-3)
+    _check_log_probs(model, replayed)
+
+
 def test_log_probs_are_those_of_a_dense_pass(model: models.Decoder) -> None:
+    _check_log_probs(model, engine(model).generate(PROMPTS, params()))
+
+
+def _check_log_probs(model: models.Decoder, completions: list[Completion]) -> None:
     atol = 2e-3 if model.dtype == torch.float32 else 0.15
-    for completion in engine(model).generate(PROMPTS, params()):
+    for completion in completions:
         ids = torch.tensor([*completion.prompt_ids, *completion.token_ids], device="cuda")
         start = len(completion.prompt_ids)
         attention = Packed(bounds=torch.tensor([0, len(ids)], device="cuda"))

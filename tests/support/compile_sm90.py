@@ -146,6 +146,10 @@ def attend_decode() -> None:
         pool, q = empty(1000, 8, 16, size, **dtype), empty(rows, 8 * group, size, **dtype)
         where = ints(rows, width), ints(rows), listed
         decode_kernels.attend_decode(q, pool, pool, *where, scale=1)
+    for group, queries in ((2, 9), (4, 9), (8, 9), (5, 17)):
+        pool, q = empty(1000, 8, 16, 128), empty(32 * queries, 8 * group, 128)
+        where = ints(32, 2048), ints(32 * queries)
+        decode_kernels.attend_verify(q, pool, pool, *where, scale=1)
 
 
 def attend_prefill() -> None:

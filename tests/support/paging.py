@@ -157,6 +157,19 @@ def check_decode(
     check_error(module, "attend_decode", batch.q_BHD, batch, lists, factor=factor)
 
 
+def check_verify(module: Any, batch: Batch, queries: int, real: list[int]) -> None:
+    """The last real[b] of `queries` tokens of each row; the others are padding."""
+    q_THD = batch.q_BHD.repeat_interleave(queries, dim=0)
+    q_THD = q_THD * torch.linspace(0.5, 2, len(q_THD), device=q_THD.device).to(q_THD)[:, None, None]
+    seen_BQ = torch.zeros(len(real), queries, dtype=torch.int32)
+    for row, (count, length) in enumerate(zip(real, batch.lengths_B.tolist(), strict=True)):
+        seen_BQ[row, :count] = torch.arange(length - count + 1, length + 1)
+    lengths_T = seen_BQ.flatten().to(q_THD.device)
+    check_error(module, "attend_verify", q_THD, batch._replace(lengths_B=lengths_T))
+    found = module.attend_verify(q_THD, *batch.pool[:3], lengths_T, scale=SCALE)
+    assert not found[lengths_T == 0].any()
+
+
 def relaid(batch: Batch) -> Batch:
     """The same values: queries out of a fused row, a table that is part of a wider one, int64."""
     table = torch.nn.functional.pad(batch.table_BM, (0, 3), value=2**20)

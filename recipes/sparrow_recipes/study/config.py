@@ -144,10 +144,12 @@ class StudyConfig(Record):
         """The surface needs its own prompts; `train` must leave settings to the arms."""
         train, surface = self.train, self.surface
         data, attention, mode = train.data, train.rollout.attention, train.gate.mode
+        decoding = train.rollout.decoding
         measured = data.task is not None and surface.surface is None
         seen, allowed = surface.first + surface.prompts > data.first, f"rows before {data.first}"
         yield "surface.first", surface.first, measured and seen, allowed
-        is_set = attention.budget is not None or attention.schedule is not None or attention.dense
+        given = attention.budget, attention.schedule, decoding
+        is_set = any(value is not None for value in given)
         yield "train.rollout.attention", "settings", is_set, "none: the arms decide"
         yield "train.run.out", train.run.out, train.run.out is not None, "out of the study"
         held_out = train.validation

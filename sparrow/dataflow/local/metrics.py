@@ -11,6 +11,7 @@ from sparrow.schema.episode import Trajectory
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import AcceptanceReading, GateCheck
 from sparrow.schema.gate import metrics as gate_metrics
+from sparrow.schema.sampling import SpeculationStats
 from sparrow.stats import TAIL
 from sparrow.training.learner import UpdateStats
 
@@ -40,6 +41,7 @@ def step_metrics(
         | {"sparse/accept_tokens": float(look.overall.tokens)}
         | _tail_of_step(batch.readings, look)
         | _density(trajectories)
+        | _speculation(trajectories)
         | {f"timing_s/{part}": value for part, value in seconds.items()}
         | {"perf/total_num_tokens": float(tokens), "perf/throughput": tokens / seconds["step"]}
     )
@@ -128,6 +130,23 @@ def _tail_of_step(readings: Sequence[AcceptanceReading], look: GateCheck) -> Met
 def p05(alpha: Float32Array) -> float:
     """The 5th percentile of acceptance."""
     return float(np.quantile(alpha, TAIL))
+
+
+def _speculation(trajectories: Sequence[Trajectory]) -> Metrics:
+    """Drafts of exact decoding and how many were accepted, also by position in a round."""
+    parts = [t.speculation for t in trajectories if t.speculation is not None]
+    spec = SpeculationStats.total(parts)
+    if not spec.rounds:
+        return {}
+    metrics = {
+        "draft_tokens": float(spec.draft_tokens),
+        "accepted_tokens": float(spec.accepted_tokens),
+        "tokens_per_round": 1 + spec.accepted_tokens / spec.rounds,
+    }
+    counts = zip(spec.drafted_by_position, spec.accepted_by_position, strict=True)
+    for position, (drafted, accepted) in enumerate(counts, start=1):
+        metrics[f"acceptance_by_position/{position}"] = accepted / drafted
+    return {f"spec/{name}": value for name, value in metrics.items()}
 
 
 def _density(trajectories: Sequence[Trajectory]) -> Metrics:

@@ -25,6 +25,7 @@ from sparrow.dataflow.local.messages import (
     Unjudged,
 )
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
+from sparrow.engine.answer import DENSE, ResolvedDecoding
 from sparrow.schema.base import from_dict
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation
@@ -64,6 +65,7 @@ class RolloutSide:
     algorithm: Algorithm  # decides about dynamic sampling, overlong shaping, greedy baselines
     max_prompt: int  # tokens
     validation: list[Part]
+    exact: ResolvedDecoding | None = None  # exact decoding; else by the schedule of each step
     world: World = field(default_factory=World)
     stopping: GracefulShutdown = field(default_factory=GracefulShutdown)
     callbacks: Callbacks = field(default_factory=NoCallbacks)
@@ -73,6 +75,10 @@ class RolloutSide:
         if self.config.rollout.sleep:
             self.backend.sleep()
 
+    def decoding(self, schedule: Schedule | None) -> ResolvedDecoding:
+        """How tokens are sampled in a step under this schedule of the gate."""
+        return self.exact or ResolvedDecoding(schedule)
+
     def validate(self, schedule: Schedule | None) -> Evaluation:
         """Measure accuracy on held-out rows, on the first rank; dense unless validation.sparse."""
         self.callbacks.phase("validation")
@@ -80,9 +86,10 @@ class RolloutSide:
         samples = config.validation.samples  # the same seeds each time, so that points compare
         params = SamplingParams(n=samples, max_tokens=most, seed=VALIDATION_SEED)
         arguments = (self.backend, self.validation, self.language, params)
-        name, chosen = config.model.name, schedule if config.validation.sparse else None
+        decoding = self.decoding(schedule) if config.validation.sparse else DENSE
         return self.world.on_first_rank(
-            lambda: evaluate(*arguments, model=name, schedule=chosen).evaluation, (Unjudged,)
+            lambda: evaluate(*arguments, model=config.model.name, decoding=decoding).evaluation,
+            (Unjudged,),
         )
 
     def close(self) -> None:
@@ -207,7 +214,7 @@ class RolloutSide:
             language=self.language,
             judge=self.judge,
             params=SamplingParams(max_tokens=rollout.max_tokens),
-            schedule=request.schedule,
+            decoding=self.decoding(request.schedule),
             samples=request.samples,
             context=self.max_prompt + rollout.max_tokens,
             watched=slot.watched,

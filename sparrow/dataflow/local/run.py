@@ -29,7 +29,7 @@ from sparrow.dataflow.local.messages import Callbacks, Clock, RolloutRequest
 from sparrow.dataflow.local.rollout import RolloutSide
 from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, RunFiles, import_wandb
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
-from sparrow.engine.answer import resolve_schedule
+from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
 from sparrow.files import has_sums, remove_unfinished, unfinished_path, write_whole
 from sparrow.gate import Gate
 from sparrow.models import Decoder, fingerprint, load, provenance, save, tokenizer_digest
@@ -107,7 +107,8 @@ class Run:
 
     def header(self) -> list[str]:
         """What runs, in a few lines; sparse or dense first."""
-        parts = describe_run(self.config, self.gate.schedule, self.rollout.rows.name)
+        decoding = self.rollout.decoding(self.gate.schedule)
+        parts = describe_run(self.config, decoding, self.rollout.rows.name)
         origin = provenance(self.learner.learner.policy.model)
         isolation = getattr(self.rollout.judge, "isolation", None)
         parts["model"] += f" ({origin}) | {self.rollout.backend.header()}"
@@ -207,14 +208,15 @@ class Run:
         return target
 
 
-def describe_run(config: TrainConfig, schedule: Schedule | None, rows: str) -> dict[str, str]:
+def describe_run(config: TrainConfig, decoding: ResolvedDecoding, rows: str) -> dict[str, str]:
     """A configuration in one line per part."""
     gate, rollout = config.gate, config.rollout
     batch = f"{rollout.prompts} prompts x {rollout.samples} answers <= {rollout.max_tokens} tokens"
     corrections = ", ".join(choice.use for choice in config.algorithm.corrections) or "none"
     target = f"keeps p05 >= {gate.target}, mode {gate.mode}"
+    sparse = decoding.schedule is not None and decoding.speculative is None
     return {
-        "rollout": "dense" if schedule is None else f"sparse, {schedule.describe()}",
+        "rollout": f"sparse, {decoding.describe()}" if sparse else decoding.describe(),
         "gate": "off" if gate.mode == "off" else target,
         "model": config.model.name,
         "data": f"{rows} | {batch} a step",
@@ -299,7 +301,8 @@ def open_parts(
     episode = episode or load_episode(rollout.episode)
     rows: Examples = open_rows(config.data, seed=config.run.seed)
     model = load(config.model.name, dtype="float32", device=device, report=report)
-    schedule, flow = resolve_schedule(rollout.attention, model.spec.family)
+    decoding = resolve_decoding(rollout, model.spec.family)
+    schedule, exact = decoding.schedule, decoding.speculative is not None
     max_prompt = max_prompt_tokens(rollout, model.spec)
     longest = max_prompt + rollout.max_tokens
     language = load_language(model, config.data.task in PUZZLES, chat=config.chat)
@@ -319,10 +322,10 @@ def open_parts(
     if unusable:
         report(f"validation: {len(unusable)} rows are left out, the first: {unusable[0]}")
     learner = _learner_side(config, model, reference, dtype, algorithm, world)
-    rule = None if schedule is None else Rule.of(schedule, flow)
     side = RolloutSide(
         config=config,
-        backend=_backend(config, rule, dtype, device, longest),
+        backend=_backend(config, decoding.rule, dtype, device, longest),
+        exact=decoding if exact else None,
         rows=rows,
         judge=judge or open_judge(config.data, rows),
         language=language,
@@ -333,7 +336,9 @@ def open_parts(
         world=world,
         stopping=stopping,
     )
-    gate = Gate(config.gate, schedule, longest=longest, mass=flow.mass is not None)
+    mass = decoding.flow.mass is not None
+    # Under exact decoding the actor is the policy: the gate has nothing to change.
+    gate = Gate(config.gate, None if exact else schedule, longest=longest, mass=mass)
     return Run(config=config, rollout=side, learner=learner, gate=gate, ledger=ledger)
 
 
@@ -466,7 +471,7 @@ def resume(run: Run, folder: Path, report: Report) -> None:
 
     def begin_files() -> list[int]:
         """Cut the files to the run's step; return the steps whose metrics are missing."""
-        files, schedule = run.ledger.files, run.gate.schedule
+        files, schedule = run.ledger.files, run.rollout.decoding(run.gate.schedule).schedule
         assert files is not None, "the first rank has them"
         gap = files.begin(run.config, run.step)
         if problems := run.ledger.left_out:

@@ -6,7 +6,8 @@ The maximum number of splits follows from the shapes of queries, pool and table 
 of a split from the number of pages of the row and head (`_split_pages`): few kept pages of a long
 row are split like all pages of a short one. So nothing synchronises with the GPU, a CUDA graph can
 hold the call, the list of all pages gives the bits of no list, and other rows change no bit of a
-row. Legend of the dimension letters: sparrow/ops/types.py; X = splits.
+row. Verification of drafts is the same with several queries for each row and head, which share the
+keys and values that are read. Legend of the dimension letters: sparrow/ops/types.py; X = splits.
 """
 
 import math
@@ -31,6 +32,8 @@ EVEN_SPLIT = 1024  # tokens of one program, where there are enough
 LONG_SPLIT = 2048  # maximum tokens of one program: more splits instead of longer ones
 JOIN_TILE = 32  # splits that are joined per step
 MOST_GROUP = 64  # query heads of a KV head
+LOWEST = tl.constexpr(-1e30)  # a maximum of no scores
+MOST_QUERIES = 128  # of a KV head: query heads, each with all tokens that are verified
 
 
 class DecodePlan(NamedTuple):
@@ -64,7 +67,9 @@ def supports_dtype(_op: str, dtype: torch.dtype, head_size: int) -> bool:
     return dtype in DTYPES and LEAST_SIZE <= head_size <= MOST_SIZE and head_size % 8 == 0
 
 
-def supports(op: str, q_BHD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **__: Any) -> bool:
+def supports(
+    op: str, q_BHD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *others: Any, **_: Any
+) -> bool:
     """One dtype that fits, contiguous pools of pages of a power of two; decoding: groups not too
     large, as a program has all heads of one.
     """
@@ -76,7 +81,13 @@ def supports(op: str, q_BHD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **
         and v_NGPD.is_contiguous()
         and page.bit_count() == 1
         and (op != "attend_decode" or q_BHD.shape[1] <= MOST_GROUP * kv_heads)
+        and (op != "attend_verify" or _verifiable(q_BHD, kv_heads, others[0]))
     )
+
+
+def _verifiable(q_THD: Tensor, kv_heads: int, table_BM: Tensor) -> bool:
+    rows = max(1, len(table_BM))
+    return q_THD.shape[0] // rows * q_THD.shape[1] <= MOST_QUERIES * kv_heads
 
 
 def attend_decode(
@@ -89,13 +100,40 @@ def attend_decode(
     *,
     scale: float,
 ) -> Tensor:
+    return _attend(q_BHD, k_NGPD, v_NGPD, table_BM, lengths_B, lists, 1, scale)
+
+
+def attend_verify(
+    q_THD: Tensor,
+    k_NGPD: Tensor,
+    v_NGPD: Tensor,
+    table_BM: Tensor,
+    lengths_T: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    queries = len(q_THD) // max(1, len(table_BM))
+    return _attend(q_THD, k_NGPD, v_NGPD, table_BM, lengths_T, None, queries, scale)
+
+
+def _attend(
+    q_BHD: Tensor,
+    k_NGPD: Tensor,
+    v_NGPD: Tensor,
+    table_BM: Tensor,
+    lengths_B: Tensor,
+    lists: PageLists | None,
+    queries: int,
+    scale: float,
+) -> Tensor:
+    """Attention of `queries` tokens of each row of the table; other arguments are by token."""
     kv_heads, page, size = k_NGPD.shape[1:]
     out_BHD = torch.empty(q_BHD.shape, dtype=q_BHD.dtype, device=q_BHD.device)
     if not out_BHD.numel():
         return out_BHD
     # The numbers of a head must be contiguous; rows and heads may have any strides.
     q_BHD = q_BHD if q_BHD.stride(2) == 1 else q_BHD.contiguous()
-    cut = plan(len(q_BHD), kv_heads, table_BM.shape[1] * page, size, q_BHD.itemsize)
+    cut = plan(len(table_BM), kv_heads, table_BM.shape[1] * page, size, q_BHD.itemsize)
     width = table_BM.shape[1] if lists is None else lists.pages.shape[2]
     least = max(1, cut.least // page)
     splits = max(1, min(cut.splits, -(-width // least)))  # a narrow list cannot fill more
@@ -107,6 +145,7 @@ def attend_decode(
     shape = {  # what both kernels are compiled for
         "KV_HEADS": kv_heads,
         "GROUP": group,
+        "QUERIES": queries,
         "SIZE": size,
         "WIDE": triton.next_power_of_2(size),
         "PAGE": page,
@@ -115,14 +154,15 @@ def attend_decode(
         **overlap_options(q_BHD),
     }
     sizes = width, splits, cut.splits, least
-    _attend_split[kv_heads, len(q_BHD), splits](
+    padded = max(16, triton.next_power_of_2(group * queries))
+    _attend_split[kv_heads, len(table_BM), splits](
         *(q_BHD, k_NGPD, v_NGPD, table_BM, lengths_B, pages, counts),
         *(out_BHD, *partials, scale * math.log2(math.e), *sizes),
         *(*q_BHD.stride()[:2], *table_BM.stride()),
         **shape,
-        PADDED=max(16, triton.next_power_of_2(group)),
+        PADDED=padded,
         DIRECT=splits == 1,
-        num_warps=cut.warps,
+        num_warps=max(cut.warps, padded // 16),
         num_stages=cut.stages,
     )
     if splits > 1:
@@ -154,11 +194,14 @@ def _page_count(
     kv_head,
     width,
     KV_HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
     PAGE: tl.constexpr,
     LISTED: tl.constexpr,
 ):
     """The length of a row, and the number of pages of a KV head, at most the width."""
-    length = tl.load(lengths + row).to(tl.int32)
+    length = tl.load(lengths + row * QUERIES).to(tl.int32)
+    for query in tl.static_range(1, QUERIES):
+        length = tl.maximum(length, tl.load(lengths + row * QUERIES + query).to(tl.int32))
     count = tl.cdiv(length, PAGE)
     if LISTED:
         count = tl.load(counts + row * KV_HEADS + kv_head).to(tl.int32)
@@ -221,6 +264,7 @@ def _attend_split(
     table_column,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
     SIZE: tl.constexpr,
     WIDE: tl.constexpr,
     PAGE: tl.constexpr,
@@ -232,17 +276,23 @@ def _attend_split(
 ):
     """Softmax attention of one group of query heads over one split of its pages.
 
-    Page numbers of a tile come from the step before: looked up in the same step, they would take
-    the place of K and V in the compiler's pipeline. Scores are in base 2 (`scale` holds log2 e).
+    r counts the query heads of the first token, then those of the next. Page numbers of a tile come
+    from the step before: looked up in the same step, they would take the place of K and V in the
+    compiler's pipeline. Scores are in base 2 (`scale` holds log2 e).
     """
     kv_head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     table += row * table_row
     pages += (row * KV_HEADS + kv_head) * width
-    head_r, lane_d, lane_t = tl.arange(0, PADDED), tl.arange(0, WIDE), tl.arange(0, TILE)
-    real_r = head_r < GROUP
-    q += row * q_row + (kv_head * GROUP + head_r)[:, None] * q_head + lane_d[None, :]
+    query_r, lane_d, lane_t = tl.arange(0, PADDED), tl.arange(0, WIDE), tl.arange(0, TILE)
+    real_r = query_r < GROUP * QUERIES
+    token_r, head_r = row * QUERIES + query_r // GROUP, kv_head * GROUP + query_r % GROUP
+    q += (token_r * q_row + head_r * q_head)[:, None] + lane_d[None, :]
     wait(OVERLAP)
-    length, count = _page_count(lengths, counts, row, kv_head, width, KV_HEADS, PAGE, LISTED)
+    length, count = _page_count(
+        lengths, counts, row, kv_head, width, KV_HEADS, QUERIES, PAGE, LISTED
+    )
+    if QUERIES > 1:
+        length_r = tl.load(lengths + token_r, real_r, other=0).to(tl.int32)
     split_pages = _split_pages(count, shares, least, PAGE, TILE)
     first = split * split_pages
     if first >= tl.maximum(count, 1 if DIRECT else 0):  # the only split also writes a row of zeros
@@ -262,10 +312,15 @@ def _attend_split(
         k_td = tl.load(k + place_td, real_td, other=0.0)
         v_td = tl.load(v + place_td, real_td, other=0.0)
         score_rt = tl.dot(q_rd, tl.trans(k_td), input_precision="ieee") * scale
-        score_rt = tl.where(real_t[None, :], score_rt, float("-inf"))
+        if QUERIES > 1:
+            score_rt = tl.where(token_t[None, :] < length_r[:, None], score_rt, float("-inf"))
+        else:
+            score_rt = tl.where(real_t[None, :], score_rt, float("-inf"))
         token_t += TILE
         block_t, real_t = _look_up(table, pages, token_t, count, length, table_column, PAGE, LISTED)
         higher_r = tl.maximum(top_r, tl.max(score_rt, 1))
+        if QUERIES > 1:  # a token may see nothing of a tile
+            higher_r = tl.maximum(higher_r, LOWEST)
         weight_rt = tl.exp2(score_rt - higher_r[:, None])
         shrink_r = tl.exp2(top_r - higher_r)
         total_r = total_r * shrink_r + tl.sum(weight_rt, 1)
@@ -273,7 +328,7 @@ def _attend_split(
         value_rd = tl.dot(weight_rt.to(v_td.dtype), v_td, value_rd, input_precision="ieee")
         top_r = higher_r
 
-    place_r = row * KV_HEADS * GROUP + kv_head * GROUP + head_r
+    place_r = token_r * KV_HEADS * GROUP + head_r
     if DIRECT:
         value_rd = value_rd / tl.where(total_r == 0, 1.0, total_r)[:, None]
         place_rd = place_r[:, None] * SIZE + lane_d[None, :]
@@ -300,6 +355,7 @@ def _join(
     least,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
     SIZE: tl.constexpr,
     WIDE: tl.constexpr,
     PAGE: tl.constexpr,
@@ -308,12 +364,15 @@ def _join(
     OVERLAP: tl.constexpr,
     JOINED: tl.constexpr,
 ):
-    """Join the partial softmaxes of one query head of one row."""
+    """Join the partial softmaxes of one query head of one token."""
     wait(OVERLAP)
-    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    _, count = _page_count(lengths, counts, row, head // GROUP, width, KV_HEADS, PAGE, LISTED)
+    head, token = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row = token // QUERIES
+    _, count = _page_count(
+        lengths, counts, row, head // GROUP, width, KV_HEADS, QUERIES, PAGE, LISTED
+    )
     used = tl.cdiv(count, _split_pages(count, shares, least, PAGE, TILE))
-    place = row * KV_HEADS * GROUP + head
+    place = token * KV_HEADS * GROUP + head
     lane_d = tl.arange(0, WIDE)
     top_so_far = tl.full([], float("-inf"), tl.float32)
     total_so_far = tl.zeros([], tl.float32)

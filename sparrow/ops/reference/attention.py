@@ -64,6 +64,25 @@ def attend_decode(
     return out_BHD
 
 
+@op(gradients=False)
+def attend_verify(
+    q_THD: Tensor,
+    k_NGPD: Tensor,
+    v_NGPD: Tensor,
+    table_BM: Tensor,
+    lengths_T: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    """Dense attention of T / B neighbouring tokens of each row over its pages, [T, H, D].
+
+    Keys and values of all of them are in the cache; lengths are those that each query sees, its own
+    token included. By definition these are T rows of `attend_decode`, bit for bit.
+    """
+    table_TM = table_BM.repeat_interleave(len(q_THD) // max(1, len(table_BM)), dim=0)
+    return attend_decode(q_THD, k_NGPD, v_NGPD, table_TM, lengths_T, scale=scale)
+
+
 def _attend_rows(q_RD: Tensor, k_SD: Tensor, v_SD: Tensor, scale: float) -> Tensor:
     wide = accumulator(q_RD.dtype)
     weight_RS = ((q_RD.to(wide) @ k_SD.to(wide).T) * scale).softmax(dim=1)

@@ -47,26 +47,43 @@ def sample(
     A row with NaN or infinite logits, or with every token forbidden, is not ok and draws token 0.
     """
     ok_B = logits_BV.isfinite().all(1)
+    logp_BV = log_distribution(logits_BV, temperature_B, top_k_B, top_p_B, forbidden_BS)
+    if forbidden_BS is not None:
+        ok_B = ok_B & ~logp_BV.isnan().any(1)
+    p_BV = logp_BV.exp()
+    token_B = inverse_cdf(p_BV, uniforms(seeds_B, counters_B)).where(ok_B, 0)
+    logprob_B = logp_BV.gather(1, token_B[:, None]).squeeze(1)
+    entropy_B = -torch.where(p_BV > 0, p_BV * logp_BV, 0.0).sum(1)
+    return Draws(
+        tokens=token_B,
+        logprobs=logprob_B.masked_fill(~ok_B, 0.0),
+        entropies=entropy_B.masked_fill(~ok_B, 0.0) + 0.0,
+        ok=ok_B,
+    )
+
+
+def log_distribution(
+    logits_BV: Tensor,
+    temperature_B: Tensor,
+    top_k_B: Tensor | None = None,
+    top_p_B: Tensor | None = None,
+    forbidden_BS: Tensor | None = None,
+) -> Tensor:
+    """Log-probs of the distribution that `sample` draws from, fp32 [B, V]; -inf: cut off.
+
+    At temperature 0 all mass is on the best token.
+    """
     logits_BV = logits_BV.float()
     if forbidden_BS is not None:
         logits_BV = _forbid(logits_BV, forbidden_BS)
-        ok_B = ok_B & ~logits_BV.isneginf().all(1)
-    greedy_B = temperature_B == 0
-    logp_BV = (logits_BV / torch.where(greedy_B, 1.0, temperature_B)[:, None]).log_softmax(1)
+    greedy_B1 = temperature_B[:, None] == 0
+    logp_BV = (logits_BV / torch.where(greedy_B1, 1.0, temperature_B[:, None])).log_softmax(1)
     if top_k_B is not None or top_p_B is not None:
         logp_BV = _truncate(logp_BV, top_k_B, top_p_B)
-    p_BV = logp_BV.exp()
-    drawn_B = _invert(p_BV, uniforms(seeds_B, counters_B))
-    token_B = torch.where(greedy_B, logits_BV.argmax(1), drawn_B).where(ok_B, 0)
-    logprob_B = logp_BV.gather(1, token_B[:, None]).squeeze(1)
-    entropy_B = -torch.where(p_BV > 0, p_BV * logp_BV, 0.0).sum(1)
-    certain_B = greedy_B | ~ok_B
-    return Draws(
-        tokens=token_B,
-        logprobs=logprob_B.masked_fill(certain_B, 0.0),
-        entropies=entropy_B.masked_fill(certain_B, 0.0),
-        ok=ok_B,
-    )
+    best_B1 = logits_BV.argmax(1, keepdim=True)
+    certain_B1 = logits_BV.gather(1, best_B1) * 0  # NaN where every token is forbidden
+    best_BV = torch.full_like(logp_BV, -math.inf).scatter_(1, best_B1, certain_B1)
+    return torch.where(greedy_B1, best_BV, logp_BV)
 
 
 def uniforms(seeds_B: Tensor, counters_B: Tensor) -> Tensor:
@@ -104,7 +121,7 @@ def _truncate(logp_BV: Tensor, top_k_B: Tensor | None, top_p_B: Tensor | None) -
     return torch.empty_like(sorted_BV).scatter_(1, order_BV, sorted_BV)
 
 
-def _invert(p_BV: Tensor, uniform_B: Tensor) -> Tensor:
+def inverse_cdf(p_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """The first token at which the cumulative distribution exceeds each uniform number."""
     ladder_BV = p_BV.cumsum(1, dtype=torch.float64)
     goal_B1 = uniform_B[:, None] * ladder_BV[:, -1:]

@@ -64,7 +64,7 @@ def test_dense_takes_turns_with_the_first_schedule_of_its_batch_and_context() ->
 
 
 def test_placed_samples_go_on_like_any_other() -> None:
-    engine = decode._build(models.random(SPEC), Rule(), 3, 64)
+    engine = decode.build(models.random(SPEC), Rule(), 3, 64)
     with decode.running(engine, [40] * 3, None, room=9) as samples:
         engine.check_integrity()
         assert [sample.length for sample in samples] == [41] * 3

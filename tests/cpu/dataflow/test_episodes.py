@@ -13,6 +13,7 @@ from sparrow import models
 from sparrow.dataflow.episodes import Actor
 from sparrow.dataflow.language import PUZZLE_LANGUAGE, Language, load_language
 from sparrow.dataflow.run_files import read_rollouts
+from sparrow.engine.answer import DENSE
 from sparrow.functions import register
 from sparrow.schema.common import ChatConfig
 from sparrow.schema.episode import Trajectory
@@ -45,7 +46,7 @@ def language(jinja: str | None = TEMPLATE, **chat: Any) -> Language:
 
 def actor(spoken: Any) -> Actor:
     params = SamplingParams(max_tokens=10)
-    base: dict[str, Any] = {"engine": None, "judge": None, "schedule": None}
+    base: dict[str, Any] = {"engine": None, "judge": None, "decoding": DENSE}
     return Actor(language=spoken, params=params, samples=1, context=40, **base)
 
 

@@ -21,9 +21,10 @@ from sparrow.dataflow.evaluation import (
     summarise,
 )
 from sparrow.dataflow.language import PUZZLE_LANGUAGE, load_language, speaks_puzzles
+from sparrow.engine.answer import ResolvedDecoding
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.evaluation import EvalConfig, Evaluation
-from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.sampling import Completion, SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse import preset
 from sparrow.sparse.rule import Rule
@@ -191,15 +192,18 @@ class TestAttending:
     def test_what_is_asked_for(self, model: models.Decoder) -> None:
         """A budget and a window have no dense layer; a budget may have another flow."""
         for settings in ({"budget": 64}, {"window": 64}):
-            backend, schedule = open_engine(model, asked(**settings))
+            backend, (schedule, *_) = open_engine(model, asked(**settings))
             assert schedule is not None
             assert (schedule.budget(500), schedule.dense_layers) == (64, ())
             assert backend.engine.rule is not None
             assert backend.engine.rule.dense_layers == frozenset()
         assert (schedule.first, schedule.last) == (0, 4)
-        backend, schedule = open_engine(model, asked())
-        assert schedule is backend.engine.rule is None
-        backend, schedule = open_engine(model, asked(budget=64, flow="quest"))
+        backend, decoding = open_engine(model, asked())
+        assert decoding.schedule is backend.engine.rule is None
+        assert open_engine(model, asked(budget=64, decoding="dense"))[1] == decoding
+        _, decoding = open_engine(model, asked(budget=64, decoding="exact", draft_tokens=3))
+        assert decoding.speculative == SpeculativeParams(draft_tokens=3)
+        backend, (schedule, *_) = open_engine(model, asked(budget=64, flow="quest"))
         assert schedule is not None
         assert backend.engine.rule is not None
         assert (schedule.flow, backend.engine.rule.name) == ("quest", "quest")
@@ -207,12 +211,13 @@ class TestAttending:
         with pytest.raises(ValueError, match="layers"):  # it names two, the model has one
             open_engine(model, named)
         deeper = models.random(model.spec, layers=3)
-        assert open_engine(deeper, named)[1] == preset("qwen3-1.7b-0.86")
+        assert open_engine(deeper, named)[1].schedule == preset("qwen3-1.7b-0.86")
 
     def test_refuses(self, model: models.Decoder) -> None:
         name = "qwen3-1.7b-0.86"
         refused: list[tuple[dict[str, Any], str]] = [
             ({"budget": 64, "window": 64}, "window"),
+            ({"decoding": "exact"}, "decoding"),
             ({"budget": 64, "schedule": name}, "schedule"),
             ({"window": 40}, "40"),
             ({"flow": "quest"}, "flow"),
@@ -260,7 +265,7 @@ class TestEvaluate:
         (cell,) = result.evaluation.cells
         assert cell.rows == 1
         schedule = Schedule.fixed(64, dense_layers=())
-        sparse = answers(model, ROWS[:1], schedule=schedule)
+        sparse = answers(model, ROWS[:1], decoding=ResolvedDecoding(schedule))
         assert sparse[0].completion.attention == schedule.describe()
         assert cell.skipped == ("the prompt of row 1 has 256 tokens, the context 256",)
         with pytest.raises(ValueError, match=r"\bb\b.*\b9\b"):

@@ -35,6 +35,7 @@ from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.dataflow.local.messages import EpisodeFailed, RolloutRequest
 from sparrow.dataflow.local.run import Run, open_run
 from sparrow.dataflow.run_files import read_rollouts
+from sparrow.engine.answer import DENSE
 from sparrow.models import hf_views
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.episode import Trajectory
@@ -239,7 +240,7 @@ class Echo:
         self.asked: list[tuple[SamplingParams, bool]] = []
 
     async def generate(
-        self, prompt: list[int], params: SamplingParams, *, schedule: Any, options: Any
+        self, prompt: list[int], params: SamplingParams, *, options: Any, **_: object
     ) -> list[Completion]:
         self.asked.append((params, options.hidden_states))
         return [completion(prompt, [5], options.hidden_states) for _ in range(params.n)]
@@ -251,7 +252,7 @@ def actor_of(engine: Any, **changes: Any) -> Actor:
         "language": PUZZLE_LANGUAGE,
         "judge": None,
         "params": SamplingParams(max_tokens=10),
-        "schedule": None,
+        "decoding": DENSE,
         "samples": 4,
         "context": 12,
         "watched": 3,

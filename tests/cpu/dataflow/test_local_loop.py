@@ -64,6 +64,33 @@ def test_dense_rollout_is_the_policy_however_often_the_engine_got_weights(
         assert step["mismatch/ratio_p01"] > 0.999
 
 
+def test_exact_rollout_is_the_policy_whatever_drafts(model: Path, tmp_path: Path) -> None:
+    """The gate has nothing to do, and metrics say what was drafted and accepted."""
+    runs = {}
+    for acceptance in ("rejection", "shared_noise"):
+        rollout = {
+            "max_tokens": 60,
+            "decoding": "exact",
+            "attention": {"budget": 64},
+            "speculative": {"draft_tokens": 3, "acceptance": acceptance},
+        }
+        folder = tmp_path / acceptance
+        trained(config(model, folder, run={"steps": 2}, rollout=rollout))
+        runs[acceptance] = metrics(folder)
+        assert (folder / "schedule.json").is_file()
+        for step in runs[acceptance]:
+            assert abs(step["mismatch/k3"]) < 1e-6
+            assert step["sparse/density"] == 1
+            assert step["sparse/accept_p05"] > 0.999
+            assert 0 < step["spec/accepted_tokens"] <= step["spec/draft_tokens"]
+            assert 1 <= step["spec/tokens_per_round"] <= 4
+            assert 0 < step["spec/acceptance_by_position/3"] <= 1
+    trained(config(model, tmp_path / "dense", run={"steps": 2}, rollout={"max_tokens": 60}))
+    for step, dense in zip(runs["shared_noise"], metrics(tmp_path / "dense"), strict=True):
+        same = {name for name in dense if not name.startswith(("timing", "perf"))}
+        assert {name: step[name] for name in same} == pytest.approx({n: dense[n] for n in same})
+
+
 def test_rate_0_keeps_the_mismatch_flat(model: Path, tmp_path: Path) -> None:
     """The same rows with other draws at every step, by weights that keep their bits."""
     sections = {"data": {"rows": 2}, "rollout": {"attention": SPARSE}, "gate": {"window": 1}}

@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 from support import kernels, paging
 from support.kernels import DEVICE, attend_chunks, batch_of, check_prefill, poisoned_memory
-from support.paging import attend, check_bits_of_decode, check_decode, chosen
+from support.paging import attend, check_bits_of_decode, check_decode, check_verify, chosen
 
 from sparrow.ops import PageLists
 from sparrow.ops.kernels import attend_decode as decode
@@ -46,6 +46,17 @@ def test_decode(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
         batch = batch_of(LENGTHS, heads=4, head_size=head_size)
         check_decode(decode, batch, chosen(batch, 48))
         check_decode(decode, batch, chosen(batch, 64, width=5))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_verify(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries at the edges of pages and splits, rows of fewer drafts, and a row of none."""
+    cut_into(splits, monkeypatch)
+    for heads, dtype in ((4, torch.float32), (6, torch.float16)):
+        batch = batch_of([9, 33, 17, 0, 100], heads=heads, kv_heads=2, head_size=32, dtype=dtype)
+        check_verify(decode, batch, 5, [5, 5, 3, 0, 1])
+        check_verify(decode, batch, 9, [9, 2, 9, 0, 9])
+    check_verify(decode, batch_of([40], heads=1, kv_heads=1, head_size=48), 17, [17])
 
 
 SHAPES = [(64, 16), (128, 32), (32, 4), (32, 64), (40, 16), (80, 16), (96, 4), (32, 256)]

@@ -78,7 +78,7 @@ def test_refused_settings() -> None:
     for setting in (
         "train.rollout.attention.budget=64",
         "train.rollout.attention.schedule=s.json",
-        "train.rollout.attention.dense=true",
+        "train.rollout.decoding=dense",
         "train.run.out=somewhere",
         "train.validation.every=0",
         "train.validation.sparse=true",

@@ -1,0 +1,194 @@
+"""Acceptance of drafts: what exact decoding would accept, position by position of a round.
+
+A sequence is given. Its keys and values are dense; the draft steps of a round read them sparsely,
+and their own from the sparse stream, as in the engine. All rounds of a sequence run side by side,
+each a row with private copies of the pages that it writes. Tokens are those of the sequence, so
+every position of every round counts, whatever was accepted before it. Legend of the dimension
+letters: sparrow/ops/types.py; B rounds, J drafts of a round.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.calibration.replay import Arm, Prompt
+from sparrow.calibration.store import Store
+from sparrow.engine.memory import page_cache
+from sparrow.engine.pool import PAGE
+from sparrow.engine.requests import pages_for
+from sparrow.models import Decoder
+from sparrow.models.attention import PagedDecode, PagedPrefill
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import DraftCell
+from sparrow.schema.types import Progress
+from sparrow.sparse.budgets import BudgetTable
+from sparrow.sparse.rule import Rule
+from sparrow.stats import mean_at_k
+
+Figures = dict[str, Any]
+DRAFTS = "drafts.jsonl"
+CHUNK = 1024  # tokens of a dense pass through the page cache
+
+
+class DraftRounds:
+    """The rounds of one sequence, from token `start` on, after a dense pass over all of it."""
+
+    def __init__(
+        self, model: Decoder, ids: Sequence[int], rule: Rule, *, start: int, draft_tokens: int
+    ) -> None:
+        self.model, self.rule, self.draft_tokens = model, rule, draft_tokens
+        self.ids_S = torch.tensor(ids, device=model.device)
+        last = len(ids) - draft_tokens + 1
+        self.starts_B = torch.arange(start, last, draft_tokens, device=model.device)
+        if not len(self.starts_B):
+            raise ValueError(
+                f"a sequence of {len(ids)} tokens has no round of {draft_tokens} behind {start}"
+            )
+        whole, private = pages_for(len(ids), PAGE), pages_for(draft_tokens, PAGE) + 1
+        pages = whole + private * len(self.starts_B)
+        self.cache = page_cache(model, rule, pages=pages, slots=1, width=whole + private)
+        self.hidden_SC = self._prefill(whole)
+        self.table_BM = self._tables(whole, private)
+
+    @torch.no_grad()
+    def _prefill(self, pages: int) -> Tensor:
+        table_BM = torch.arange(pages, device=self.model.device)[None]
+        hidden = []
+        for begin in range(0, len(self.ids_S), CHUNK):
+            ids_T = self.ids_S[begin : begin + CHUNK]
+            slots_T = torch.arange(begin, begin + len(ids_T), device=ids_T.device)
+            attention = PagedPrefill(
+                cache=self.cache,
+                table_BM=table_BM,
+                lengths_B=slots_T[-1:] + 1,
+                bounds=torch.tensor([0, len(ids_T)], device=ids_T.device),
+                slots_T=slots_T,
+                rule=self.rule,
+            )
+            hidden.append(self.model(ids_T, slots_T, attention))
+        return torch.cat(hidden)
+
+    def _tables(self, whole: int, private: int) -> Tensor:
+        """Shared pages before each round's first token, then copies of its own."""
+        first_B1, device = self.starts_B[:, None] // PAGE, self.model.device
+        own_BM = whole + torch.arange(len(self.starts_B) * private, device=device).view(-1, private)
+        place_BM = first_B1 + torch.arange(private, device=device)
+        table_BM = torch.arange(whole, device=device).expand(len(self.starts_B), -1)
+        table_BM = torch.cat([table_BM, torch.full_like(own_BM, -1)], dim=1)
+        self.cache.copy_pages(self.starts_B // PAGE, own_BM[:, 0])
+        return table_BM.scatter(1, place_BM, own_BM).int()
+
+    @torch.no_grad()
+    def hidden(self, budgets: BudgetTable, slot: int) -> Tensor:
+        """The hidden states of every draft step, [J, B, C]."""
+        steps = []
+        for step in range(self.draft_tokens):
+            positions_B = self.starts_B + step
+            lengths_B, slot_B = positions_B + 1, torch.full_like(positions_B, slot)
+            block_B = self.table_BM.gather(1, positions_B[:, None] // PAGE).squeeze(1)
+            attention = self.attention(
+                step,
+                cache=self.cache,
+                table_BM=self.table_BM,
+                lengths_B=lengths_B,
+                slots_B=block_B * PAGE + positions_B % PAGE,
+                rule=self.rule,
+                budgets=budgets.lookup(slot_B, lengths_B),
+                summary_slots_B=positions_B[:0],
+            )
+            steps.append(self.model(self.ids_S[positions_B], positions_B, attention))
+        return torch.stack(steps)
+
+    def attention(self, _step: int, **inputs: object) -> PagedDecode:
+        """The attention of a draft step; pages are selected for each token."""
+        return PagedDecode(**inputs)  # type: ignore[arg-type]
+
+    def acceptance(self, schedule: Schedule, *, temperature: float = 1.0) -> Tensor:
+        """Acceptance of the draft at each position of each round, [B, J]."""
+        spec, device = self.model.spec, self.model.device
+        budgets = BudgetTable(layers=spec.layers, kv_heads=spec.kv_heads, device=device)
+        hidden_JBC = self.hidden(budgets, budgets.add(schedule))
+        index_J = torch.arange(self.draft_tokens, device=device)
+        dense_TC = self.hidden_SC[(self.starts_B + index_J[:, None]).flatten()]
+        head = self.model.head
+        alpha_T = ops.acceptance(dense_TC, hidden_JBC.flatten(0, 1), head, temperature=temperature)
+        return alpha_T.view(self.draft_tokens, -1).T
+
+
+def accepted_tokens(alpha_BJ: Tensor) -> Tensor:
+    """Drafts that each round is expected to have accepted: the first, the first two, and so on."""
+    return alpha_BJ.cumprod(1).sum(1)
+
+
+def measure_drafts(
+    model: Decoder,
+    sequences: Sequence[Prompt],
+    arms: Sequence[Arm],
+    store: Store,
+    *,
+    draft_tokens: int,
+    temperature: float = 1.0,
+    progress: Progress | None = None,
+) -> list[DraftCell]:
+    """Measure arms on sequences, each with its prompt as `start`; what the store has is kept."""
+    figures: dict[Arm, list[Figures]] = {arm: [] for arm in arms}
+    for number, sequence in enumerate(sequences):
+        if progress is not None:
+            progress(number, len(sequences), f"drafts: {sequence.name}")
+        rounds: dict[Rule, DraftRounds] = {}
+        for arm in arms:
+            key = {"arm": arm.key, "prompt": sequence.number, "draft_tokens": draft_tokens}
+            known = store.get(key)
+            if known is None:
+                known = store.put(key, _measure(model, sequence, arm, rounds, key, temperature))
+            if known["rounds"]:
+                figures[arm].append(known)
+    return [_cell(arm, draft_tokens, measured) for arm, measured in figures.items() if measured]
+
+
+def _measure(
+    model: Decoder,
+    sequence: Prompt,
+    arm: Arm,
+    rounds: dict[Rule, DraftRounds],
+    key: Figures,
+    temperature: float,
+) -> Figures:
+    """Mean acceptance by position, and accepted drafts, of one sequence under one arm."""
+    assert arm.schedule is not None, "dense drafts are all accepted"
+    rule, draft_tokens = Rule.of(arm.schedule, arm.flow), key["draft_tokens"]
+    rule.check_drafts(draft_tokens, PAGE)
+    first = sequence.start or 1
+    start = max(first, arm.budget or 0)
+    if start + draft_tokens > len(sequence.ids):
+        return {"rounds": 0}
+    if rule not in rounds:
+        rounds[rule] = DraftRounds(
+            model, sequence.ids, rule, start=first, draft_tokens=draft_tokens
+        )
+    alpha_BJ = rounds[rule].acceptance(arm.schedule, temperature=temperature)
+    alpha_BJ = alpha_BJ[rounds[rule].starts_B >= start]
+    return {
+        "rounds": len(alpha_BJ),
+        "acceptance": alpha_BJ.mean(0).tolist(),
+        "accepted": float(accepted_tokens(alpha_BJ).mean()),
+    }
+
+
+def _cell(arm: Arm, draft_tokens: int, figures: Sequence[Figures]) -> DraftCell:
+    """Means over prompts with their intervals; shares of a round are what intervals are made of."""
+    share = mean_at_k([[each["accepted"] / draft_tokens] for each in figures])
+    ends = {name: value * draft_tokens for name, value in dict(share).items() if value is not None}
+    by_position = zip(*(each["acceptance"] for each in figures), strict=True)
+    return DraftCell(
+        variant=arm.variant,
+        budget=arm.budget,
+        draft_tokens=draft_tokens,
+        prompts=len(figures),
+        rounds=sum(each["rounds"] for each in figures),
+        acceptance=tuple(mean_at_k([[value] for value in means]) for means in by_position),
+        accepted=share.replace(**ends),
+    )

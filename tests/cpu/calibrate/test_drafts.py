@@ -1,0 +1,80 @@
+"""Acceptance of drafts: by its definition, over prompts, and what is kept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.engines import prompt, tiny
+
+from sparrow import models, ops
+from sparrow.calibration import drafts
+from sparrow.calibration.replay import Arm, Prompt, make_arm, make_variant, read, sparse_hidden
+from sparrow.calibration.store import Store
+from sparrow.schema.surface import DraftCell
+from sparrow.sparse.flows import library
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.rule import Rule
+
+SEQUENCES = [Prompt(number=n, name=str(n), ids=tuple(prompt(200, n)), start=70) for n in range(3)]
+
+
+@pytest.fixture(scope="module")
+def model() -> models.Decoder:
+    return tiny()
+
+
+def arm_of(model: models.Decoder, flow: Flow, budget: int, **changes: Any) -> Arm:
+    variant = make_variant(flow, flow.name, model.spec, **changes)
+    return make_arm(variant, flow, budget)
+
+
+@pytest.mark.parametrize("flow", [library.block_mean, library.fine_means(4), library.quest])
+def test_a_round_is_a_sparse_continuation_of_a_dense_prefix(model, flow: Flow) -> None:
+    """Which a pass over the whole sequence gives, with all tokens before the round dense."""
+    arm, ids = arm_of(model, flow, 64), prompt(150)
+    rounds = drafts.DraftRounds(model, ids, Rule.of(arm.schedule, flow), start=75, draft_tokens=7)
+    alpha_BJ = rounds.acceptance(arm.schedule, temperature=0.8)
+    assert rounds.starts_B.tolist() == list(range(75, 144, 7))
+    for start, alpha_J in zip(rounds.starts_B.tolist(), alpha_BJ, strict=True):
+        dense = read(model, ids[: start + 7])
+        sparse_TC = sparse_hidden(model, dense, start, arm.schedule, flow)
+        wanted_T = ops.acceptance(
+            dense.hidden_TC[start:], sparse_TC[start:], model.head, temperature=0.8
+        )
+        torch.testing.assert_close(alpha_J, wanted_T, atol=2e-4, rtol=0)
+    assert alpha_BJ.min() < 0.99
+
+
+def test_cells_are_means_over_prompts_and_are_not_measured_twice(model, tmp_path: Path) -> None:
+    arms = [arm_of(model, library.block_mean, budget) for budget in (64, 112, 196, 400)]
+    store = Store(tmp_path / "drafts.jsonl")
+
+    def measure(store: Store) -> list[DraftCell]:
+        return drafts.measure_drafts(model, SEQUENCES, arms, store, draft_tokens=8)
+
+    cells = measure(store)
+    assert [cell.budget for cell in cells] == [64, 112]  # the others are as long as a sequence
+    assert [cell.rounds for cell in cells] == [3 * 16, 3 * 10]
+    for cell in cells:
+        assert cell.prompts == 3
+        assert len(cell.acceptance) == cell.draft_tokens == 8
+        assert cell.accepted.low < cell.accepted.value < cell.accepted.high <= 8
+    small, large = cells
+    assert small.accepted.value < large.accepted.value
+    model.forward, forward = None, model.forward
+    try:
+        assert measure(Store(tmp_path / "drafts.jsonl")) == cells
+    finally:
+        model.forward = forward
+
+
+def test_what_cannot_draft_is_refused(model, tmp_path: Path) -> None:
+    store = Store(tmp_path / "drafts.jsonl")
+    for flow, draft_tokens, said in (
+        (library.running_average(0.7), 8, "state"),
+        (library.block_mean, 17, "draft_tokens=17"),
+    ):
+        arms = [arm_of(model, flow, 64)]
+        with pytest.raises(ValueError, match=said):
+            drafts.measure_drafts(model, SEQUENCES, arms, store, draft_tokens=draft_tokens)
