@@ -55,7 +55,7 @@ class ImposedDrafts(DraftRows):
         *,
         rules: frozenset[Acceptance],
         truncated: bool,
-    ) -> ops.Verdict:
+    ) -> ops.Verification:
         verdict = super().verify(logits_TV, at_B, step, rules=rules, truncated=truncated)
         seeds_BQ, counters_BQ = (
             part.view_as(verdict.tokens_BQ) for part in (step.seeds_B, step.counters_B)

@@ -49,7 +49,7 @@ class DraftRows:
         *,
         rules: frozenset[Acceptance],
         truncated: bool,
-    ) -> ops.Verdict:
+    ) -> ops.Verification:
         """Accept or reject the drafts of these rows, each by its rule."""
         ids_BQ = step.ids_B.view(len(at_B), -1)
         at_T = at_B.repeat_interleave(ids_BQ.shape[1])
@@ -57,7 +57,7 @@ class DraftRows:
         tokens_BQ, logprobs_BQ, entropies_BQ, ok_BQ = (part.view_as(ids_BQ) for part in draws)
         count_B = self.state.count_R[at_B]
         accepted_B = ops.accept_equal(tokens_BQ[:, :-1], ids_BQ[:, 1:], count_B)
-        equal = ops.Verdict(tokens_BQ, logprobs_BQ, entropies_BQ, ok_BQ, accepted_B + 1)
+        equal = ops.Verification(tokens_BQ, logprobs_BQ, entropies_BQ, ok_BQ, accepted_B + 1)
         if "rejection" not in rules:
             return equal
         policy = _Policy(self.rows, logits_TV, at_T, step, draws, truncated)
@@ -66,9 +66,11 @@ class DraftRows:
             return by_ratio
         shared_B = self.rows.acceptance_R[at_B] == ACCEPTANCE.index("shared_noise")
         pairs = zip(equal, by_ratio, strict=True)
-        return ops.Verdict(*(torch.where(_like(shared_B, a), a, b) for a, b in pairs))
+        return ops.Verification(*(torch.where(_like(shared_B, a), a, b) for a, b in pairs))
 
-    def _by_ratio(self, policy: "_Policy", at_B: Tensor, equal: ops.Verdict) -> ops.Verdict:
+    def _by_ratio(
+        self, policy: "_Policy", at_B: Tensor, equal: ops.Verification
+    ) -> ops.Verification:
         """The verdict by rejection sampling; entropies are those of the policy's own draws."""
         drafts, step = self.state, policy.step
         ids_BQ, counters_BQ = (

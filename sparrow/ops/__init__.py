@@ -20,7 +20,7 @@ from sparrow.ops.reference.sampling import (
     step_outputs,
 )
 from sparrow.ops.reference.speculation import (
-    Verdict,
+    Verification,
     accept_by_ratio,
     accept_equal,
     record_drafts,

@@ -20,7 +20,7 @@ from sparrow.ops.types import DraftState, RowState, StepInputs
 ACCEPT, RESAMPLE = 0x5DEECE66D, 0x2545F4914F6CDD1D  # streams of uniforms beside that of the draws
 
 
-class Verdict(NamedTuple):
+class Verification(NamedTuple):
     """Tokens of a round by row, [B, Q] (those from `emitted` on are void), and how many there are.
 
     log-probs and entropies are of the policy. Of the emitted tokens all but the last are accepted
@@ -122,7 +122,9 @@ def leading_accepted(accept_BJ: Tensor, count_B: Tensor) -> Tensor:
 
 
 @op(gradients=False)
-def verify_outputs(at_B: Tensor, verdict: Verdict, rows: RowState, drafts: DraftState) -> Tensor:
+def verify_outputs(
+    at_B: Tensor, verdict: Verification, rows: RowState, drafts: DraftState
+) -> Tensor:
     """Move rows behind the emitted tokens, end their round, and pack it as int32 [B, 4 Q + 1].
 
     A row continues as if dense decoding had drawn these tokens one by one. Packed are tokens,
