@@ -39,7 +39,7 @@ class DraftRows:
         """Record the draws of a step as drafts; those of rows that do not speculate are not."""
         drafting_B = torch.where(self.rows.acceptance_R[at_B] > 0, at_B, self.rows.spare)
         ops.record_drafts(drafting_B, ids_B, draws, logits_BV, self.state)
-        self.state.count_R[self.rows.spare] = 0
+        self.state.count_R[self.rows.spare :].zero_()
 
     def verify(
         self,
