@@ -20,7 +20,7 @@ from sparrow.engine.memory import page_cache
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder
-from sparrow.models.attention import PagedDecode, PagedPrefill
+from sparrow.models.attention import HeldLists, PagedDecode, PagedPrefill
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import DraftCell
 from sparrow.schema.types import Progress
@@ -37,7 +37,14 @@ class DraftRounds:
     """The rounds of one sequence, from token `start` on, after a dense pass over all of it."""
 
     def __init__(
-        self, model: Decoder, ids: Sequence[int], rule: Rule, *, start: int, draft_tokens: int
+        self,
+        model: Decoder,
+        ids: Sequence[int],
+        rule: Rule,
+        *,
+        start: int,
+        draft_tokens: int,
+        reselect: int = 1,
     ) -> None:
         self.model, self.rule, self.draft_tokens = model, rule, draft_tokens
         self.ids_S = torch.tensor(ids, device=model.device)
@@ -52,6 +59,10 @@ class DraftRounds:
         self.cache = page_cache(model, rule, pages=pages, slots=1, width=whole + private)
         self.hidden_SC = self._prefill(whole)
         self.table_BM = self._tables(whole, private)
+        spec, rows = model.spec, len(self.starts_B)
+        shape = (spec.layers, rows, spec.kv_heads, self.table_BM.shape[1])
+        self.held = HeldLists(*shape, model.device) if reselect > 1 else None
+        self.reselect = reselect
 
     @torch.no_grad()
     def _prefill(self, pages: int) -> Tensor:
@@ -89,22 +100,22 @@ class DraftRounds:
             positions_B = self.starts_B + step
             lengths_B, slot_B = positions_B + 1, torch.full_like(positions_B, slot)
             block_B = self.table_BM.gather(1, positions_B[:, None] // PAGE).squeeze(1)
-            attention = self.attention(
-                step,
+            ahead = min(self.reselect, self.draft_tokens - step) - 1
+            attention = PagedDecode(
                 cache=self.cache,
                 table_BM=self.table_BM,
                 lengths_B=lengths_B,
                 slots_B=block_B * PAGE + positions_B % PAGE,
                 rule=self.rule,
                 budgets=budgets.lookup(slot_B, lengths_B),
+                rows_B=torch.arange(len(positions_B), device=positions_B.device),
                 summary_slots_B=positions_B[:0],
+                held=self.held,
+                held_lengths_B=lengths_B + ahead,
+                reuse=step % self.reselect > 0,
             )
             steps.append(self.model(self.ids_S[positions_B], positions_B, attention))
         return torch.stack(steps)
-
-    def attention(self, _step: int, **inputs: object) -> PagedDecode:
-        """The attention of a draft step; pages are selected for each token."""
-        return PagedDecode(**inputs)  # type: ignore[arg-type]
 
     def acceptance(self, schedule: Schedule, *, temperature: float = 1.0) -> Tensor:
         """Acceptance of the draft at each position of each round, [B, J]."""

@@ -23,6 +23,7 @@ from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner, without_kernel
 from sparrow.engine.scheduler import Reuse, Scheduler, SchedulerPolicy
+from sparrow.engine.speculation import DraftRoom
 from sparrow.engine.weights import Items, Stay, WeightStore
 from sparrow.models import Decoder
 from sparrow.models.lora import Adapter, AdapterBank
@@ -103,7 +104,7 @@ class Engine:
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
         self._graphs = graphs and on_gpu and not without_kernel(model, self.rule)
         self._ids = itertools.count()
-        self._draft_tokens = draft_tokens
+        self._draft_room = DraftRoom(draft_tokens)
         self.asleep = False
         self.loop = Loop(self.policy, spec=model.spec, rule=self.rule)
         self._allocate()
@@ -114,7 +115,7 @@ class Engine:
 
     def _allocate(self) -> None:
         """Allocate the KV cache, and build everything that refers to it."""
-        sizes = self.max_running, self.max_context, self._kv_bytes, self._draft_tokens
+        sizes = self.max_running, self.max_context, self._kv_bytes, self._draft_room
         self.memory, cache, rows, self.pool, self._drafts = allocate(self.model, self.rule, *sizes)
         self.scheduler.attach(self.pool, rows, cache)
         self._build_runner()
@@ -183,28 +184,26 @@ class Engine:
         request.check(self.model.spec, self.max_context)
         request.schedule_slot = self._schedule_slot(schedule, self.loop.requests.values())
         if speculative is not None:
-            self._make_draft_room(speculative.draft_tokens)
+            self._make_draft_room(DraftRoom.of(speculative))
         self.loop.add(request)
         return request.id
 
-    def _make_draft_room(self, draft_tokens: int) -> None:
+    def _make_draft_room(self, room: DraftRoom) -> None:
         """Check that the rule can draft so many tokens a round, and allocate room for them.
 
         Samples in flight wait in host memory meanwhile.
         """
         if self.rule is None:
             raise ValueError("speculative: this engine is dense only (rule=None)")
-        self.rule.check_drafts(draft_tokens, PAGE)
-        if draft_tokens <= self._draft_tokens:
-            return
-        former, self._draft_tokens = self._draft_tokens, draft_tokens
-        if self.asleep:
+        self.rule.check_drafts(room.tokens, PAGE)
+        former, self._draft_room = self._draft_room, self._draft_room.including(room)
+        if self.asleep or former == self._draft_room:
             return
         self._release()
         try:
             self._allocate()
         except Exception:  # such as too little memory
-            self._draft_tokens = former
+            self._draft_room = former
             self._allocate()
             raise
 

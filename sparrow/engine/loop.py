@@ -136,8 +136,8 @@ def _launch(work: Work, runner: Runner, version: int) -> list[Delivery]:
     if work.copies:
         source_n, target_n = runner.rows.upload(work.copies).unbind(1)
         runner.cache.copy_pages(source_n, target_n)
-    for samples in work.decodes:
-        output = runner.decode(samples)
+    for samples, ahead, reuse in work.decodes:
+        output = runner.decode(samples, ahead=ahead, reuse=reuse)
         drawing = [sample if sample.request.speculative is None else None for sample in samples]
         launches += [Delivery(drawing, output, version)] if any(drawing) else []
         for sample in filter(None, drawing):

@@ -9,7 +9,7 @@ import torch
 from sparrow import ops
 from sparrow.engine.pool import PAGE, PagePool, Rows
 from sparrow.engine.requests import pages_for
-from sparrow.engine.speculation import DraftRows
+from sparrow.engine.speculation import DraftRoom, DraftRows
 from sparrow.models import Decoder
 from sparrow.sparse.rule import Rule
 
@@ -42,7 +42,7 @@ def allocate(
     max_running: int,
     max_context: int,
     kv_bytes: int | None,
-    draft_tokens: int,
+    room: DraftRoom,
 ) -> tuple[MemoryPlan, ops.PageCache, Rows, PagePool, DraftRows | None]:
     """Allocate the KV cache, with the page summaries of a rule, and room for drafts.
 
@@ -60,7 +60,7 @@ def allocate(
     width = pages_for(max_context, PAGE)
     fields, states = _fields(model, rule, width)
     page_bytes = ops.page_bytes(fields, **sizes)
-    free = _available(model, max_running, draft_tokens) if kv_bytes is None else kv_bytes
+    free = _available(model, max_running, width, room) if kv_bytes is None else kv_bytes
     free -= (max_running + 1) * ops.page_bytes(states, **sizes)
     pages = max(0, min(max_running * width, free // page_bytes))  # more could never be used at once
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -75,7 +75,7 @@ def allocate(
         )
     cache = page_cache(model, rule, pages=pages, slots=max_running + 1, width=width)
     rows = Rows(max_running, width, device)
-    drafts = DraftRows(rows, draft_tokens, spec.vocabulary) if draft_tokens else None
+    drafts = DraftRows(rows, spec, room) if room.tokens else None
     return plan, cache, rows, PagePool(pages, PAGE), drafts
 
 
@@ -108,14 +108,13 @@ def _fields(model: Decoder, rule: Rule | None, width: int) -> tuple[Fields, Fiel
     return (*fields, *rule.fields(page=PAGE, head_size=size, dtype=dtype)), rule.states(width)
 
 
-def _available(model: Decoder, max_running: int, draft_tokens: int) -> int:
+def _available(model: Decoder, max_running: int, width: int, room: DraftRoom) -> int:
     """Default bytes for keys and values."""
-    vocabulary = model.spec.vocabulary
-    drafts = DraftRows.bytes(max_running + 1, draft_tokens, vocabulary)
+    vocabulary, drafts = model.spec.vocabulary, room.bytes(model.spec, max_running + 1, width)
     if model.device.type != "cuda":
         return int(device_memory(model.device) * CPU_SHARE) - drafts
     # Logits of every query, prompts, graphs.
-    work = max_running * (1 + draft_tokens) * vocabulary * LOGITS_BYTES * 3 + 2**30
+    work = max_running * (1 + room.tokens) * vocabulary * LOGITS_BYTES * 3 + 2**30
     return int(device_memory(model.device) * GPU_SHARE) - drafts - work
 
 

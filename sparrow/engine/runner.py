@@ -57,6 +57,8 @@ class StepKind(NamedTuple):
     extras: bool  # whether anybody wants logits or hidden states
     drafts: bool  # whether draws of rows that speculate are recorded as drafts
     summaries: bool  # whether tokens of this step finish pages: not those of drafts
+    ahead: int  # further drafts that may read the pages which this step selects
+    reuse: bool  # whether it reads those of an earlier step
 
 
 class VerifyKind(NamedTuple):
@@ -340,8 +342,13 @@ class Runner:
         )
 
     @torch.inference_mode()
-    def decode(self, samples: Sequence[Sample]) -> StepOutput:
+    def decode(
+        self, samples: Sequence[Sample], *, ahead: int = 0, reuse: bool = False
+    ) -> StepOutput:
         """One more token for each of these resident samples.
+
+        Drafts of exact decoding may read the pages that an earlier one selected (reuse), if that
+        one was told how many would follow it (ahead).
 
         Weights change between steps only, and what changes them is followed by this step's own
         inputs: they are settled when the products run.
@@ -353,6 +360,8 @@ class Runner:
             sparse=any(request.schedule is not None for request in requests),
             drafts=any(speculative),
             summaries=not all(speculative),
+            ahead=ahead,
+            reuse=reuse,
         )
         return self._launch(kind, samples, self._step)
 
@@ -414,6 +423,9 @@ class Runner:
             budgets=budgets,
             rows_B=at_B,
             summary_slots_B=self._summary_slots(kind, at_B, step.slots_B),
+            held=self.drafts.held if kind.ahead or kind.reuse else None,
+            held_lengths_B=step.lengths_B + kind.ahead * (step.lengths_B > 0),
+            reuse=kind.reuse,
         )
         lora = self.adapters.rows(rows.adapter_R[at_B]) if kind.adapted else None
         hidden_BC = self.model(step.ids_B, step.positions_B, attention, lora)

@@ -9,7 +9,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from sparrow import ops
 from sparrow.engine.pool import PAGE, PagePool, Rows, page_keys
@@ -53,6 +53,17 @@ class SchedulerPolicy:
             raise ValueError(f"swap_bytes={self.swap_bytes}, expected 0 or more")
 
 
+class Decode(NamedTuple):
+    """A decode of these samples. ahead: further decodes that may read the pages it selects.
+
+    reuse: whether it reads those of an earlier decode itself.
+    """
+
+    samples: list[Sample]
+    ahead: int = 0
+    reuse: bool = False
+
+
 @dataclass(slots=True)
 class Work:
     """What a step does: passes over prompts, copies of pages, decode, verification, first draws.
@@ -63,7 +74,7 @@ class Work:
     passes: list[list[Chunk]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     starting: list[Sample] = field(default_factory=list)
-    decodes: list[list[Sample]] = field(default_factory=list)
+    decodes: list[Decode] = field(default_factory=list)
     verify: list[Sample] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -144,8 +155,10 @@ class Scheduler:
         work.verify = [sample for sample in ready if sample.request.speculative is not None]
         for number in range(decodes):
             drafts_left = decodes - number
-            decode = [sample for sample in ready if _decodes(sample, number, drafts_left)]
-            work.decodes += [decode] if decode else []
+            samples = [sample for sample in ready if _decodes(sample, number, drafts_left)]
+            if samples:
+                before = work.decodes[-1] if work.decodes else None
+                work.decodes.append(_decode(samples, drafts_left, before))
 
     def _longest_round(self) -> int:
         return max((sample.drafts for sample in self.running), default=0)
@@ -405,6 +418,18 @@ def _decodes(sample: Sample, number: int, drafts_left: int) -> bool:
     if sample.request.speculative is not None:
         return sample.drafts >= drafts_left
     return sample.left > number
+
+
+def _decode(samples: list[Sample], drafts_left: int, before: Decode | None) -> Decode:
+    """A decode selects pages if any of its samples needs it, or if the one before held none."""
+    held, reuse = 1, before is not None and (before.ahead > 0 or before.reuse)
+    for sample in samples:
+        speculative = sample.request.speculative
+        if speculative is None:
+            return Decode(samples)
+        held = max(held, speculative.reselect)
+        reuse = reuse and (sample.drafts - drafts_left) % speculative.reselect > 0
+    return Decode(samples, 0 if reuse else min(held, drafts_left) - 1, reuse)
 
 
 def _age(sample: Sample) -> tuple[int, int]:

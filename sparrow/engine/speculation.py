@@ -10,13 +10,35 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.engine.pool import ACCEPTANCE, Rows
-from sparrow.schema.sampling import Acceptance
+from sparrow.models import ModelSpec
+from sparrow.models.attention import HeldLists
+from sparrow.schema.sampling import Acceptance, SpeculativeParams
+
+
+class DraftRoom(NamedTuple):
+    """Room for drafts: of so many tokens a round, and whether page lists are held."""
+
+    tokens: int = 0
+    lists: bool = False
+
+    @classmethod
+    def of(cls, speculative: SpeculativeParams) -> "DraftRoom":
+        return cls(speculative.draft_tokens, speculative.reselect > 1)
+
+    def including(self, other: "DraftRoom") -> "DraftRoom":
+        return DraftRoom(max(self.tokens, other.tokens), self.lists or other.lists)
+
+    def bytes(self, spec: ModelSpec, rows: int, pages: int) -> int:
+        """Memory for so many rows, of so many pages each."""
+        logits = self.tokens * (4 * spec.vocabulary + 12)
+        lists = spec.layers * spec.kv_heads * (pages + 1) * 4 if self.lists else 0
+        return rows * (logits + lists)
 
 
 class DraftRows:
     """What rows drafted since their last verification."""
 
-    def __init__(self, rows: Rows, draft_tokens: int, vocabulary: int) -> None:
+    def __init__(self, rows: Rows, spec: ModelSpec, room: DraftRoom) -> None:
         self.rows = rows
         count, device = rows.spare + 1, rows.device
 
@@ -25,15 +47,12 @@ class DraftRows:
 
         self.state = ops.DraftState(
             count_R=zeros(),
-            inputs_RJ=zeros(draft_tokens),
-            logprobs_RJ=zeros(draft_tokens, dtype=torch.float32),
-            logits_RJV=zeros(draft_tokens, vocabulary, dtype=torch.float32),
+            inputs_RJ=zeros(room.tokens),
+            logprobs_RJ=zeros(room.tokens, dtype=torch.float32),
+            logits_RJV=zeros(room.tokens, spec.vocabulary, dtype=torch.float32),
         )
-
-    @staticmethod
-    def bytes(rows: int, draft_tokens: int, vocabulary: int) -> int:
-        """Memory of the drafts of so many rows."""
-        return rows * draft_tokens * (4 * vocabulary + 12) if draft_tokens else 0
+        shape = (spec.layers, count, spec.kv_heads, rows.table_RM.shape[1])
+        self.held = HeldLists(*shape, device) if room.lists else None
 
     def record(self, at_B: Tensor, ids_B: Tensor, draws: ops.Draws, logits_BV: Tensor) -> None:
         """Record the draws of a step as drafts; those of rows that do not speculate are not."""

@@ -6,6 +6,7 @@ and `PagedVerify` keep keys and values in a page cache. Legend: sparrow/ops/type
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from sparrow import ops
@@ -83,13 +84,34 @@ class PagedPrefill:
         )
 
 
+class HeldLists:
+    """Page lists of every layer and row [L, R, G, M], which later drafts of a round read again."""
+
+    def __init__(
+        self, layers: int, rows: int, kv_heads: int, pages: int, device: torch.device
+    ) -> None:
+        shape = (layers, rows, kv_heads)
+        self.pages_LRGM = torch.zeros(*shape, pages, dtype=torch.int32, device=device)
+        self.counts_LRG = torch.zeros(*shape, dtype=torch.int32, device=device)
+
+    def store(self, layer: int, rows_B: Tensor, lists: ops.PageLists) -> None:
+        width = lists.pages.shape[2]
+        self.pages_LRGM[layer, :, :, :width].index_copy_(0, rows_B, lists.pages)
+        self.counts_LRG[layer].index_copy_(0, rows_B, lists.counts)
+
+    def load(self, layer: int, rows_B: Tensor, width: int) -> ops.PageLists:
+        pages_BGM = self.pages_LRGM[layer, :, :, :width].index_select(0, rows_B)
+        return ops.PageLists(pages_BGM, self.counts_LRG[layer].index_select(0, rows_B))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedDecode:
     """One new token per row; dense without budgets, else over the pages that the rule keeps.
 
     budgets are [layers, B], or [layers, B, G] by KV head; a row whose budget is at least its length
     is dense, bit for bit. Where summary slots are given, only they finish pages: summaries are made
-    of verified keys, so drafts do not.
+    of verified keys, so drafts do not. Lists that are held are selected for the lengths that rows
+    have when they are last read, unless reuse: then they are those of an earlier step.
     """
 
     cache: ops.PageCache
@@ -100,6 +122,9 @@ class PagedDecode:
     budgets: Tensor | None = None
     rows_B: Tensor | None = None
     summary_slots_B: Tensor | None = None
+    held: HeldLists | None = None
+    held_lengths_B: Tensor | None = None
+    reuse: bool = False
 
     def __call__(
         self, layer: int, q_BHD: Tensor, k_BGD: Tensor, v_BGD: Tensor, *, scale: float
@@ -119,10 +144,28 @@ class PagedDecode:
     def _choose(self, layer: int, q_BHD: Tensor) -> ops.PageLists | None:
         if self.rule is None or self.budgets is None:
             return None
-        budgets = self.budgets[layer]
-        return self.rule.select(
-            self.cache, layer, q_BHD, self.table_BM, self.lengths_B, budgets, self.rows_B
-        )
+        select, budgets = self.rule.select, self.budgets[layer]
+        if self.held is None or self.held_lengths_B is None or self.rows_B is None:
+            where = (self.table_BM, self.lengths_B, budgets, self.rows_B)
+            return select(self.cache, layer, q_BHD, *where)
+        if self.rule.is_dense(layer):
+            return None
+        if not self.reuse:
+            where = (self.table_BM, self.held_lengths_B, budgets, self.rows_B)
+            lists = select(self.cache, layer, q_BHD, *where)
+            assert lists is not None, "a sparse layer has lists"
+            self.held.store(layer, self.rows_B, lists)
+        lists = self.held.load(layer, self.rows_B, self.table_BM.shape[1])
+        return _existing(lists, self.lengths_B, self.cache.page)
+
+
+def _existing(lists: ops.PageLists, lengths_B: Tensor, page: int) -> ops.PageLists:
+    """Lists without the pages that rows have not reached yet, which are the last ones."""
+    pages_B11 = (lengths_B[:, None, None] + page - 1) // page
+    index_M = torch.arange(lists.pages.shape[2], device=lists.pages.device)
+    listed_BGM = (index_M < lists.counts[:, :, None]) & (lists.pages < pages_B11)
+    counts_BG = listed_BGM.sum(2, dtype=torch.int32)
+    return ops.PageLists(lists.pages.masked_fill(~listed_BGM, -1), counts_BG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,7 @@ class SpeculativeParams(Record):
 
     draft_tokens: DraftTokens = 8  # of a round; the verification adds one
     acceptance: Acceptance = "rejection"
+    reselect: DraftTokens = 1  # drafts that read the pages selected for the first of them
 
     def describe(self, drafter: str) -> str:
         rule = self.acceptance.replace("_", " ")

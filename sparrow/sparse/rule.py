@@ -111,6 +111,10 @@ class Rule:
 
     # What runs in a model.
 
+    def is_dense(self, layer: int) -> bool:
+        """Whether a whole layer attends to all pages."""
+        return layer in self.dense_layers or self.flow.score is None
+
     def summarise(self, cache: ops.PageCache, layer: int, slots_T: Tensor) -> None:
         """Fill the fields of every page that one of these slots finishes.
 
@@ -165,7 +169,7 @@ class Rule:
         Pages are scored in three ways: by definition (`flows.interpret`), by generated kernels on
         a GPU, and on a CPU, for the paper's formula, by kernels of its own.
         """
-        if layer in self.dense_layers or self.flow.score is None:
+        if self.is_dense(layer):
             return None
         kv_heads = cache.field("k", layer).shape[1]
         program = self._program(cache, q_BHD.shape[1] // kv_heads)
@@ -191,7 +195,7 @@ class Rule:
 
     def scorer(self, layer: int, page: int) -> ops.Scorer | None:
         """How a layer's pages are scored for whole sequences at once; None: it is dense."""
-        if layer in self.dense_layers or self.flow.score is None:
+        if self.is_dense(layer):
             return None
 
         def begin(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, dense: int) -> ops.Scores:

@@ -78,3 +78,19 @@ def test_what_cannot_draft_is_refused(model, tmp_path: Path) -> None:
         arms = [arm_of(model, flow, 64)]
         with pytest.raises(ValueError, match=said):
             drafts.measure_drafts(model, SEQUENCES, arms, store, draft_tokens=draft_tokens)
+
+
+def test_pages_selected_once_for_several_drafts_cost_acceptance(model) -> None:
+    """The first draft is the same; a budget of the whole sequence loses nothing."""
+    ids, arm = prompt(200), arm_of(model, library.block_mean, 64)
+    rule = Rule.of(arm.schedule)
+
+    def alpha(budget: int, reselect: int) -> torch.Tensor:
+        settings = {"start": 75, "draft_tokens": 8, "reselect": reselect}
+        rounds = drafts.DraftRounds(model, ids, rule, **settings)
+        return rounds.acceptance(arm_of(model, library.block_mean, budget).schedule)
+
+    each, held = alpha(64, 1), alpha(64, 8)
+    assert not torch.equal(held[:, 1:], each[:, 1:])
+    assert abs(held[:, 0].mean() - each[:, 0].mean()) < 0.1  # reserved pages may differ by one
+    torch.testing.assert_close(alpha(400, 8), torch.ones_like(each), atol=1e-4, rtol=0)

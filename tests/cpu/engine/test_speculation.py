@@ -40,31 +40,33 @@ from sparrow.tasks import PUZZLES
 PROMPTS = [[5, 9, 2], prompt(40), prompt(16, 1), prompt(150, 2)]
 
 
-def shared(draft_tokens: int = 4) -> SpeculativeParams:
-    return SpeculativeParams(draft_tokens=draft_tokens, acceptance="shared_noise")
+def shared(draft_tokens: int = 4, reselect: int = 1) -> SpeculativeParams:
+    settings = {"draft_tokens": draft_tokens, "reselect": reselect}
+    return SpeculativeParams(acceptance="shared_noise", **settings)
 
 
-@pytest.mark.parametrize("draft_tokens", [1, 3, 8, 16])
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "drafts"),
     [
-        {"n": 2},
-        {"temperature": 0.7, "top_k": 30, "top_p": 0.9},
-        {"temperature": 0.0},
-        {"stop_token_ids": tuple(range(0, 60, 2)), "min_tokens": 9},
-        {"max_tokens": 1},
-        {"max_tokens": 2},
+        ({"n": 2}, {"draft_tokens": 1}),
+        ({"n": 2}, {"draft_tokens": 8, "reselect": 3}),
+        ({"temperature": 0.7, "top_k": 30, "top_p": 0.9}, {"draft_tokens": 3}),
+        ({"temperature": 0.0}, {"draft_tokens": 16, "reselect": 16}),
+        ({"stop_token_ids": tuple(range(0, 60, 2)), "min_tokens": 9}, {"draft_tokens": 8}),
+        ({"max_tokens": 1}, {"draft_tokens": 3}),
+        ({"max_tokens": 2}, {"draft_tokens": 16}),
     ],
-    ids=lambda changes: ",".join(changes),
+    ids=lambda part: ",".join(f"{key}={value}"[:20] for key, value in part.items()),
 )
-def test_shared_noise_equals_dense_decoding(model, changes: dict[str, Any], draft_tokens) -> None:
+def test_shared_noise_equals_dense_decoding(
+    model, changes: dict[str, Any], drafts: dict[str, Any]
+) -> None:
     own = params(**{"max_tokens": 40, **changes})
     wanted = engine_of(model).generate(PROMPTS, own)
-    given = engine_of(model).generate(
-        PROMPTS, own, schedule=SPARSE, speculative=shared(draft_tokens)
-    )
+    speculative = SpeculativeParams(acceptance="shared_noise", **drafts)
+    given = engine_of(model).generate(PROMPTS, own, schedule=SPARSE, speculative=speculative)
+    same_bits(given, wanted)
     for mine, other in zip(given, wanted, strict=True):
-        same_bits(mine, other)
         assert mine.weight_versions.tolist() == other.weight_versions.tolist()
 
 
@@ -76,7 +78,7 @@ def test_any_flow_budget_and_company_gives_the_tokens_of_dense_decoding(model, f
     rule = Rule(flow=flow, last=3)
     budgets = [Schedule.fixed(budget, flow=flow.name, last=3) for budget in (64, 80, 128)]
     ways = [(None, None), (budgets[0], None), (budgets[1], SpeculativeParams(draft_tokens=5))]
-    ways += [(budget, shared(drafts)) for budget, drafts in zip(budgets, (1, 7, 20), strict=True)]
+    ways += [(budgets[0], shared(1)), (budgets[1], shared(7, 3)), (budgets[2], shared(20, 4))]
     asked = [(ids, number) for ids in PROMPTS[1:] for number in range(len(ways))]
 
     def answers(mixed: bool) -> list[Completion]:
@@ -231,7 +233,7 @@ def test_a_thousand_answers_equal_dense_decoding(flow: Flow) -> None:
     numbers = []
     for ids, own in asked:
         budget = Schedule.fixed(random.randrange(64, 256, 16), flow=flow.name, last=3)
-        drafts = shared(random.randrange(1, 33))
+        drafts = shared(random.randrange(1, 33), random.randrange(1, 6))
         numbers.append(engine.add(ids, own, schedule=budget, speculative=drafts))
         if random.random() < 0.5:
             other = random.choice([None, SpeculativeParams(draft_tokens=random.randrange(1, 9))])
