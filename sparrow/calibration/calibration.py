@@ -297,6 +297,7 @@ class Calibration:
                 arms,
                 Store(self.collector.store.file.with_name(DRAFTS)),
                 draft_tokens=draft_tokens,
+                reselect=self.config.reselect,
                 temperature=self.config.temperature,
                 progress=self.collector.progress,
             )

@@ -8,7 +8,7 @@ letters: sparrow/ops/types.py; B rounds, J drafts of a round.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -141,47 +141,63 @@ def measure_drafts(
     store: Store,
     *,
     draft_tokens: int,
+    reselect: Sequence[int] = (1,),
     temperature: float = 1.0,
     progress: Progress | None = None,
 ) -> list[DraftCell]:
     """Measure arms on sequences, each with its prompt as `start`; what the store has is kept."""
-    figures: dict[Arm, list[Figures]] = {arm: [] for arm in arms}
+    settings = [DraftSetting(arm, draft_tokens, held) for arm in arms for held in reselect]
+    figures: dict[DraftSetting, list[Figures]] = {setting: [] for setting in settings}
     for number, sequence in enumerate(sequences):
         if progress is not None:
             progress(number, len(sequences), f"drafts: {sequence.name}")
-        rounds: dict[Rule, DraftRounds] = {}
-        for arm in arms:
-            key = {"arm": arm.key, "prompt": sequence.number, "draft_tokens": draft_tokens}
+        rounds: dict[tuple[Rule, int], DraftRounds] = {}
+        for setting in settings:
+            key = setting.key | {"prompt": sequence.number}
             known = store.get(key)
             if known is None:
-                known = store.put(key, _measure(model, sequence, arm, rounds, key, temperature))
+                known = store.put(key, _measure(model, sequence, setting, rounds, temperature))
             if known["rounds"]:
-                figures[arm].append(known)
-    return [_cell(arm, draft_tokens, measured) for arm, measured in figures.items() if measured]
+                figures[setting].append(known)
+    return [_cell(setting, measured) for setting, measured in figures.items() if measured]
+
+
+class DraftSetting(NamedTuple):
+    """Drafts that are measured: an arm, how many a round, and how many read the same pages."""
+
+    arm: Arm
+    draft_tokens: int
+    reselect: int
+
+    @property
+    def key(self) -> Figures:
+        return {"arm": self.arm.key, "draft_tokens": self.draft_tokens, "reselect": self.reselect}
 
 
 def _measure(
     model: Decoder,
     sequence: Prompt,
-    arm: Arm,
-    rounds: dict[Rule, DraftRounds],
-    key: Figures,
+    setting: DraftSetting,
+    rounds: dict[tuple[Rule, int], DraftRounds],
     temperature: float,
 ) -> Figures:
-    """Mean acceptance by position, and accepted drafts, of one sequence under one arm."""
+    """Mean acceptance by position, and accepted drafts, of one sequence.
+
+    rounds: those of this sequence, with its dense pass, by rule and reselect.
+    """
+    arm, draft_tokens, reselect = setting
     assert arm.schedule is not None, "dense drafts are all accepted"
-    rule, draft_tokens = Rule.of(arm.schedule, arm.flow), key["draft_tokens"]
+    rule = Rule.of(arm.schedule, arm.flow)
     rule.check_drafts(draft_tokens, PAGE)
     first = sequence.start or 1
     start = max(first, arm.budget or 0)
     if start + draft_tokens > len(sequence.ids):
         return {"rounds": 0}
-    if rule not in rounds:
-        rounds[rule] = DraftRounds(
-            model, sequence.ids, rule, start=first, draft_tokens=draft_tokens
-        )
-    alpha_BJ = rounds[rule].acceptance(arm.schedule, temperature=temperature)
-    alpha_BJ = alpha_BJ[rounds[rule].starts_B >= start]
+    if (rule, reselect) not in rounds:
+        sizes = {"start": first, "draft_tokens": draft_tokens, "reselect": reselect}
+        rounds[rule, reselect] = DraftRounds(model, sequence.ids, rule, **sizes)
+    alpha_BJ = rounds[rule, reselect].acceptance(arm.schedule, temperature=temperature)
+    alpha_BJ = alpha_BJ[rounds[rule, reselect].starts_B >= start]
     return {
         "rounds": len(alpha_BJ),
         "acceptance": alpha_BJ.mean(0).tolist(),
@@ -189,8 +205,9 @@ def _measure(
     }
 
 
-def _cell(arm: Arm, draft_tokens: int, figures: Sequence[Figures]) -> DraftCell:
+def _cell(setting: DraftSetting, figures: Sequence[Figures]) -> DraftCell:
     """Means over prompts with their intervals; shares of a round are what intervals are made of."""
+    arm, draft_tokens, reselect = setting
     share = mean_at_k([[each["accepted"] / draft_tokens] for each in figures])
     ends = {name: value * draft_tokens for name, value in dict(share).items() if value is not None}
     by_position = zip(*(each["acceptance"] for each in figures), strict=True)
@@ -198,6 +215,7 @@ def _cell(arm: Arm, draft_tokens: int, figures: Sequence[Figures]) -> DraftCell:
         variant=arm.variant,
         budget=arm.budget,
         draft_tokens=draft_tokens,
+        reselect=reselect,
         prompts=len(figures),
         rounds=sum(each["rounds"] for each in figures),
         acceptance=tuple(mean_at_k([[value] for value in means]) for means in by_position),

@@ -142,7 +142,7 @@ def drafts_table(drafts: Sequence[DraftCell]) -> Table:
     return figures(
         f"Drafts of exact decoding: accepted of {most} a round, acceptance by position",
         drafts,
-        " ".join(["variant", "budget", "prompts", "accepted", *columns]),
+        " ".join(["variant", "budget", "reselect", "prompts", "accepted", *columns]),
         accepted=_accepted,
         **columns,
     )

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from sparrow.schema.base import Record
 from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype
 from sparrow.schema.options import HELP, argument, option
+from sparrow.schema.sampling import DraftTokens
 from sparrow.schema.types import (
     Budget,
     Count,
@@ -82,6 +83,9 @@ class CalibrateConfig(Record):
     )
     draft_tokens: Annotated[int, Field(ge=0, le=64)] = option(
         0, "Also measure drafts of exact decoding, so many a round. 0: none."
+    )
+    reselect: Several[DraftTokens] = option(
+        (1,), "With --draft-tokens: drafts that read the pages selected for the first of them."
     )
     by_layer: bool = option(True, "Also measure larger budgets for the layers that lose most.")
     device: Device = "auto"

@@ -130,6 +130,7 @@ class DraftCell(Record):
     variant: str
     budget: Length | None  # None: that of a schedule
     draft_tokens: int
+    reselect: int  # drafts that read the pages selected for the first of them
     prompts: int
     rounds: int
     acceptance: tuple[Estimate, ...]  # by position in the round

@@ -51,16 +51,18 @@ def test_cells_are_means_over_prompts_and_are_not_measured_twice(model, tmp_path
     store = Store(tmp_path / "drafts.jsonl")
 
     def measure(store: Store) -> list[DraftCell]:
-        return drafts.measure_drafts(model, SEQUENCES, arms, store, draft_tokens=8)
+        settings = {"draft_tokens": 8, "reselect": (1, 4)}
+        return drafts.measure_drafts(model, SEQUENCES, arms, store, **settings)
 
     cells = measure(store)
-    assert [cell.budget for cell in cells] == [64, 112]  # the others are as long as a sequence
-    assert [cell.rounds for cell in cells] == [3 * 16, 3 * 10]
+    found = [(cell.budget, cell.reselect, cell.rounds) for cell in cells]
+    # The other budgets are as long as a sequence.
+    assert found == [(64, 1, 48), (64, 4, 48), (112, 1, 30), (112, 4, 30)]
     for cell in cells:
         assert cell.prompts == 3
         assert len(cell.acceptance) == cell.draft_tokens == 8
         assert cell.accepted.low < cell.accepted.value < cell.accepted.high <= 8
-    small, large = cells
+    small, _, large, _ = cells
     assert small.accepted.value < large.accepted.value
     model.forward, forward = None, model.forward
     try:
