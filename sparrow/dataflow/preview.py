@@ -343,6 +343,10 @@ class _Planner:
             notes.append(f"no GPU here: predicted for {self.machine.name}")
         if file.endswith((".parquet", ".jsonl")) and not Path(file).is_file():
             notes.append(f"{file} is not here: the run will need it")
+        if self.decoding.speculative is not None:
+            notes.append(
+                "exact decoding is timed as dense: how many drafts are accepted is unknown"
+            )
         if not self.counted:
             notes.append(f"prompts are not counted: {self.prompt} tokens each are assumed")
         if self.algorithm.dynamic:

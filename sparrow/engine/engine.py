@@ -446,11 +446,16 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Check that every page and row is free, cached, or owned as often as it is referenced."""
+        """Check that every page and row is free, cached, or owned as often as it is referenced.
+
+        And between steps no row is within a round of exact decoding.
+        """
         if self.asleep:
             return
         self.pool.check(self.scheduler.held_pages())
         self.scheduler.check()
+        if self._drafts is not None and (self.idle or not self.policy.pack):  # a GPU would wait
+            assert not self._drafts.state.count_R.any(), "a round of drafts was not verified"
         if self.idle:
             assert self.pool.available == self.pool.pages, "an idle engine holds pages"
 
