@@ -414,6 +414,11 @@ class Runner:
         budgets = (
             self.budgets.lookup(rows.schedule_R[at_B], step.lengths_B) if kind.sparse else None
         )
+        held: dict[str, Any] = {}
+        if kind.ahead or kind.reuse:
+            ahead_B = kind.ahead * (step.lengths_B > 0)
+            lengths = {"held_lengths_B": step.lengths_B + ahead_B, "reuse": kind.reuse}
+            held = {"held": self.drafts.held, **lengths}
         attention = PagedDecode(
             cache=self.cache,
             table_BM=step.table_BM,
@@ -423,9 +428,7 @@ class Runner:
             budgets=budgets,
             rows_B=at_B,
             summary_slots_B=self._summary_slots(kind, at_B, step.slots_B),
-            held=self.drafts.held if kind.ahead or kind.reuse else None,
-            held_lengths_B=step.lengths_B + kind.ahead * (step.lengths_B > 0),
-            reuse=kind.reuse,
+            **held,
         )
         lora = self.adapters.rows(rows.adapter_R[at_B]) if kind.adapted else None
         hidden_BC = self.model(step.ids_B, step.positions_B, attention, lora)
