@@ -345,6 +345,7 @@ def _read(path: Path, number: int, line: bytes) -> tuple[Kept, int | None]:
         count = data.pop("lines", None)
         if data.pop("line", number) != number:
             raise ValueError("it belongs at another line of the file")
-        return (index, baseline, from_dict(Trajectory, {**data, "hidden": None})), count
+        data = {"speculation": None, **data, "hidden": None}  # older versions had no speculation
+        return (index, baseline, from_dict(Trajectory, data)), count
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{path}, line {number} is not a trajectory: {error}") from error

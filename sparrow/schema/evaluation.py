@@ -72,10 +72,8 @@ class EvalConfig(Record):
     budget: Budget | None = option(None, "Tokens kept at every length, in all layers.")
     window: Window | None = option(None, "For comparison: attend to the last tokens only.")
     flow: Name | None = None
-    decoding: Decoding | None = option(
-        None, "dense, sparse or exact. Default: sparse with a budget or schedule."
-    )
-    draft_tokens: DraftTokens = option(8, "Of exact decoding, a round.")
+    decoding: Decoding | None = None
+    draft_tokens: DraftTokens = 8
     force: bool = False
     chat: ChatConfig = ChatConfig()
     out: FilePath | None = option(None, "Also write every answer, a JSON line each.")

@@ -188,7 +188,7 @@ class Surface(Table, File):
 
     @classmethod
     def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return {"prompt_tokens": 0} | data
+        return {"prompt_tokens": 0, "drafts": []} | data
 
     def variant(self, name: str) -> Variant:
         for variant in self.variants:

@@ -65,7 +65,12 @@ def surface(
     made |= {"cells": cells, "positions": cells, "lengths": [900, 1500], "undecided": []}
     made["floor"] = [cell("dense", None, *edge, estimators=None) for edge in edges]
     made["layers"] = [layer_loss(names[0], budgets[0], first, layers) for first in groups]
-    made |= {"warnings": [], "versions": ["torch 2.13"], "command": "sparrow calibrate"}
+    made |= {
+        "drafts": [],
+        "warnings": [],
+        "versions": ["torch 2.13"],
+        "command": "sparrow calibrate",
+    }
     return made | {"created": "2026-07-01"} | changes
 
 
