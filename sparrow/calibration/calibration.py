@@ -291,7 +291,7 @@ class Calibration:
     def _drafts(self, arms: Sequence[Arm]) -> None:
         """Measure the drafts of exact decoding on whole sequences, if they are asked for."""
         if draft_tokens := self.config.draft_tokens:
-            self.findings.drafts += measure_drafts(
+            measured = measure_drafts(
                 self.collector.model,
                 self.collector.sequences(),
                 arms,
@@ -301,6 +301,13 @@ class Calibration:
                 temperature=self.config.temperature,
                 progress=self.collector.progress,
             )
+            self.findings.drafts += measured
+            expected = len(arms) * len(self.config.reselect)
+            if missing := expected - len(measured):
+                self.findings.warnings.append(
+                    f"drafts: {missing} of {expected} cells have no round of {draft_tokens}: no "
+                    "sequence is so much longer than the budget"
+                )
 
     # Layers.
 

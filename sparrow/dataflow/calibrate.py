@@ -27,6 +27,7 @@ from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant, reach
 from sparrow.schema.types import Progress, Report
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow, resolve_flow
+from sparrow.sparse.rule import Rule
 
 SURFACE, CHECK = "surface.json", "check.json"
 PARTS = (16, 12, 8, 6, 4, 3, 2)  # default budgets: these parts of the longest length
@@ -74,6 +75,8 @@ def calibrate(
             calibration.run(_flows(model, config))
         else:
             flow = resolve_flow(schedule, config.first_flow)
+            if config.draft_tokens:
+                Rule.like(schedule, flow).check_drafts(config.draft_tokens, PAGE)
             calibration.check(flow, schedule)
         surface = _surface(model, weights, source, config, calibration)
         surface.save(place / (SURFACE if schedule is None else CHECK))
@@ -111,6 +114,8 @@ def _flows(model: Decoder, config: CalibrateConfig) -> list[tuple[Flow, Variant]
         if name in variants:
             raise ValueError(f"flows and dense layers must be unique, got {name!r} twice")
         variant = make_variant(flow, text, model.spec, name=name, dense_layers=dense)
+        if config.draft_tokens:
+            Rule(flow=flow, last=variant.last).check_drafts(config.draft_tokens, PAGE)
         variants[name] = (flow, variant)
     return list(variants.values())
 

@@ -222,5 +222,7 @@ def resolve_decoding(config: DecodingConfig, family: str) -> ResolvedDecoding:
         place = {"flow": flow.name, "flow_digest": flow.digest, "page": PAGE}
         schedule = schedule.forced_onto(family=family, **place)
     Rule.like(schedule, flow).check(schedule, page=PAGE, family=family)
-    exact = config.decoding == "exact"
-    return ResolvedDecoding(schedule, flow, config.speculative if exact else None)
+    if config.decoding != "exact":
+        return ResolvedDecoding(schedule, flow)
+    Rule.like(schedule, flow).check_drafts(config.speculative.draft_tokens, PAGE)
+    return ResolvedDecoding(schedule, flow, config.speculative)

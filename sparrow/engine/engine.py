@@ -165,6 +165,14 @@ class Engine:
         streamed: whether tokens come as they are drawn. Otherwise only completions come, which
         costs the host less.
         """
+        for name, value, kind in (
+            ("params", params, SamplingParams),
+            ("speculative", speculative, SpeculativeParams | None),
+        ):
+            if not isinstance(value, kind):
+                raise ValueError(f"{name}: expected {kind}, got {value!r:.80}")
+        if speculative is not None and schedule is None:
+            raise ValueError("speculative: drafts need a schedule, such as Schedule.fixed(512)")
         decode = None
         if isinstance(prompt, str):
             decode, prompt = self.language.decode, self.language.encode(prompt, raw=True)
@@ -359,7 +367,7 @@ class Engine:
         base_version: int | None = None,
         in_flight: InFlight = "continue",
     ) -> None:
-        """Load new weights by their Hugging Face names, between steps.
+        """Load new weights by their Hugging Face names into the model itself, between steps.
 
         Without a base version the items must be the whole model; with one they are a part of it,
         to be laid over exactly that version. All are looked at before any is written, so tensors

@@ -157,6 +157,7 @@ class Rows:
         self.stops_RS = zeros(STOPS)
         self.schedule_R, self.adapter_R = zeros(), zeros()
         self.acceptance_R = zeros()  # of drafts: the number of its rule in ACCEPTANCE
+        self.drafted_R = zeros()  # drafts since the last verification
         self.length_R[self.spare] = -1
 
     def reset(self) -> None:
@@ -180,6 +181,7 @@ class Rows:
         speculative = request.speculative
         rule = None if speculative is None else speculative.acceptance
         self.acceptance_R[row] = ACCEPTANCE.index(rule)
+        self.drafted_R[row] = 0  # a failed step may have left some
         if params.min_tokens:
             stops = sorted(request.stop_ids) + [NO_STOP] * (STOPS - len(request.stop_ids))
             self.stops_RS[row].copy_(self.upload(stops))

@@ -46,7 +46,7 @@ class DraftRows:
             return torch.zeros(count, *shape, dtype=dtype, device=device)
 
         self.state = ops.DraftState(
-            count_R=zeros(),
+            count_R=rows.drafted_R,
             inputs_RJ=zeros(room.tokens),
             logprobs_RJ=zeros(room.tokens, dtype=torch.float32),
             logits_RJV=zeros(room.tokens, spec.vocabulary, dtype=torch.float32),

@@ -88,6 +88,9 @@ def _older_dense(values: Any) -> Any:
     return {**decoding, **values, "attention": others}
 
 
+NEEDS_BUDGET = "sparse and exact only with a budget or a schedule"
+
+
 class DecodingConfig(Record):
     """How tokens are decoded."""
 
@@ -101,8 +104,9 @@ class DecodingConfig(Record):
 
     def _check(self) -> None:
         sparse = self.attention.budget is not None or self.attention.schedule is not None
-        allowed = "dense without a budget or a schedule: set one of them too"
-        self.require(sparse or self.decoding in (None, "dense"), "decoding", allowed)
+        self.require(sparse or self.decoding in (None, "dense"), "decoding", NEEDS_BUDGET)
+        unused = self.decoding is None and self.speculative != SpeculativeParams()
+        self.require(not unused, "speculative", "only with decoding = exact")
 
 
 class ChatConfig(Record):

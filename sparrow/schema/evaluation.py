@@ -6,9 +6,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from sparrow.schema.base import Record, Table
-from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype, check_attention
+from sparrow.schema.common import (
+    NEEDS_BUDGET,
+    ChatConfig,
+    ColumnsConfig,
+    Device,
+    Dtype,
+    check_attention,
+)
 from sparrow.schema.options import HELP, argument, option
-from sparrow.schema.sampling import Decoding, DraftTokens
+from sparrow.schema.sampling import DRAFT_TOKENS, Decoding, DraftTokens
 from sparrow.schema.types import (
     Budget,
     Count,
@@ -73,7 +80,7 @@ class EvalConfig(Record):
     window: Window | None = option(None, "For comparison: attend to the last tokens only.")
     flow: Name | None = None
     decoding: Decoding | None = None
-    draft_tokens: DraftTokens = 8
+    draft_tokens: DraftTokens = DRAFT_TOKENS
     force: bool = False
     chat: ChatConfig = ChatConfig()
     out: FilePath | None = option(None, "Also write every answer, a JSON line each.")
@@ -92,9 +99,11 @@ class EvalConfig(Record):
         self.require(tasks or not self.length, "length", "without rows of a file")
         self.require(not (tasks and self.reward), "reward", "for rows; tasks judge their own")
         check_attention(self)
-        sparse = self.budget is not None or self.schedule is not None
-        allowed = "dense without a budget or a schedule: set one of them too"
-        self.require(sparse or self.decoding in (None, "dense"), "decoding", allowed)
+        budgets = self.budget is not None or self.schedule is not None
+        self.require(budgets or self.decoding in (None, "dense"), "decoding", NEEDS_BUDGET)
+        self.require(not (self.window and self.decoding), "window", "none with decoding")
+        unused = self.decoding is None and self.draft_tokens != DRAFT_TOKENS
+        self.require(not unused, "draft_tokens", "only with decoding = exact")
         alone = self.window is None or (self.budget is None and self.schedule is None)
         self.require(alone, "window", "one of budget, window and schedule")
         same = self.samples > 1 and self.temperature == 0

@@ -49,6 +49,7 @@ class SamplingParams(Record):
 
 Decoding = Literal["dense", "sparse", "exact"]
 Acceptance = Literal["rejection", "shared_noise"]
+DRAFT_TOKENS = 8
 DraftTokens = Annotated[int, Field(ge=1, le=64)]
 
 
@@ -60,7 +61,7 @@ class SpeculativeParams(Record):
     verification draws the same token, so that tokens are those of dense decoding with this seed.
     """
 
-    draft_tokens: DraftTokens = 8  # of a round; the verification adds one
+    draft_tokens: DraftTokens = DRAFT_TOKENS  # of a round; the verification adds one
     acceptance: Acceptance = "rejection"
     reselect: DraftTokens = 1  # drafts that read the pages selected for the first of them
 

@@ -221,7 +221,8 @@ class Rule:
         most = page * (self.last - 1)
         if draft_tokens > most:
             kept = f"a rule that keeps the last {self.last} pages"
-            raise ValueError(f"draft_tokens={draft_tokens}: {kept} can draft {most}")
+            remedy = "draft fewer, or use a schedule that keeps more"
+            raise ValueError(f"draft_tokens={draft_tokens}: {kept} can draft {most}: {remedy}")
 
     # Schedules.
 

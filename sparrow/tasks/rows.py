@@ -30,7 +30,7 @@ HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w./-]+))?")
 FORMS = "a .parquet, .jsonl, .json, .csv or .tsv file, or owner/name[:split] of the hub"
 FEW = 5  # problems that an error lists
 PROMPTS = ("prompt", "question", "problem")  # usual columns, the first that a row has
-GSM8K = re.compile(r".*\n####[ \t]*(\S[^\n]*)", re.DOTALL)  # a solution, then the answer
+GSM8K = re.compile(r".*\s####[ \t]*(\S[^\n]*)", re.DOTALL)  # a solution, then the answer
 NO_TRUTH = 'no reward_model.ground_truth, and no "ground_truth" or "answer"'
 USUAL = ColumnsConfig()
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.engines import prompt, tiny
 
+import sparrow
 from sparrow import models, ops
 from sparrow.calibration import drafts
 from sparrow.calibration.replay import Arm, Prompt, make_arm, make_variant, read, sparse_hidden
@@ -80,6 +81,14 @@ def test_what_cannot_draft_is_refused(model, tmp_path: Path) -> None:
         arms = [arm_of(model, flow, 64)]
         with pytest.raises(ValueError, match=said):
             drafts.measure_drafts(model, SEQUENCES, arms, store, draft_tokens=draft_tokens)
+
+
+def test_what_cannot_draft_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"task": "assignments", "length": 100, "out": tmp_path}
+    for changes in ({"draft_tokens": 17}, {"draft_tokens": 4, "flow": "running_average"}):
+        with pytest.raises(ValueError, match="draft"):
+            sparrow.calibrate("tiny", device="cpu", **settings, **changes)
+        assert len((tmp_path / "measured.jsonl").read_text().splitlines()) == 1  # what it is about
 
 
 def test_pages_selected_once_for_several_drafts_cost_acceptance(model) -> None:

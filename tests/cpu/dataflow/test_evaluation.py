@@ -218,6 +218,9 @@ class TestAttending:
         refused: list[tuple[dict[str, Any], str]] = [
             ({"budget": 64, "window": 64}, "window"),
             ({"decoding": "exact"}, "decoding"),
+            ({"window": 64, "decoding": "dense"}, "window"),
+            ({"budget": 64, "draft_tokens": 4}, "draft_tokens"),
+            ({"budget": 64, "decoding": "exact", "draft_tokens": 17}, "draft_tokens"),
             ({"budget": 64, "schedule": name}, "schedule"),
             ({"window": 40}, "40"),
             ({"flow": "quest"}, "flow"),

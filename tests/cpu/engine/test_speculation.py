@@ -141,6 +141,28 @@ def test_swaps_sleep_and_aborts_change_no_token(model) -> None:
     assert done[doomed, 0].finish_reason == "abort"
 
 
+def test_an_interrupted_round_leaves_nothing_behind(model, monkeypatch) -> None:
+    """Neither in the rows, nor in what later requests draw."""
+    engine, own = engine_of(model, draft_tokens=6), params(max_tokens=30)
+    drafts = {"schedule": SPARSE, "speculative": shared(6)}
+    verify = engine.runner.verify
+    for rounds in (0, 2):
+        left = iter(range(rounds))
+
+        def interrupted(samples: Any, left: Any = left) -> Any:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return verify(samples)
+
+        monkeypatch.setattr(engine.runner, "verify", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(PROMPTS, own, **drafts)
+        monkeypatch.undo()
+        given = engine.generate(PROMPTS, own, schedule=SPARSE, speculative=shared(2))
+        same_bits(given, engine_of(model).generate(PROMPTS, own))
+        engine.check_integrity()
+
+
 def test_a_round_ends_at_a_stop_token_and_nothing_beyond_is_recorded(model) -> None:
     options = OutputOptions(top_logprobs=3, hidden_states=True)
     own = params(max_tokens=60, stop_token_ids=tuple(range(0, VOCABULARY, 9)), n=6)
@@ -184,7 +206,15 @@ def test_what_cannot_draft_is_refused(model) -> None:
     with pytest.raises(ValueError, match="draft_tokens"):
         engine_of(model).add([1], params(), schedule=SPARSE, speculative=shared(17))
     with pytest.raises(ValueError, match="rule"):
-        engine_of(model, rule=None).add([1], params(), speculative=shared())
+        engine_of(model, rule=None).add([1], params(), schedule=SPARSE, speculative=shared())
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"speculative": shared()}, "schedule"),
+        ({"speculative": {"draft_tokens": 4}, "schedule": SPARSE}, "speculative"),
+        ({"params": {"max_tokens": 4}}, "params"),
+    ]
+    for changes, name in wrong:
+        with pytest.raises(ValueError, match=name):
+            engine_of(model).add([1], **{"params": params(), **changes})
 
 
 def test_adapters_and_new_weights_between_rounds(model) -> None:

@@ -293,6 +293,7 @@ def test_columns_by_their_usual_names_and_by_a_mapping() -> None:
     example = parse_row(GSM8K_ROW, 0)
     assert (example.prompt, example.ground_truth, example.source) == ("How many?", "72", "gsm8k")
     assert parse_row({"problem": "1 + 1?", "answer": "#### in the text"}, 0).source == ""
+    assert parse_row({"problem": "1 + 1?", "answer": "one more #### 2"}, 0).ground_truth == "2"
     assert parse_row({"prompt": "a", "question": "b", "answer": 1}, 0).prompt == "a"
     assert parse_row(GSM8K_ROW, 0, source="openai/gsm8k").source == "openai/gsm8k"
     row = {"prompt": "not this", "instruction": "1 + 1?", "solution": 2, "set": "sums", "answer": 3}
