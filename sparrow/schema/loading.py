@@ -314,7 +314,10 @@ class _Reader:
         """Find the option of a key, and whether it is positive: not --no-KEY."""
         positive = key.removeprefix("no_")
         for name in (key, positive):
-            path = tuple(name.split("."))
+            first, *rest = name.split(".")
+            path = (first, *rest)
+            if rest and first in self.options and first not in self.cls.model_fields:
+                path = (*self.options[first].path, *rest)  # such as columns of data.columns
             option = self.options.get(name, Option(name, path, kind_at(self.cls, path)))
             if option.kind is not None and (name == key or option.flag):
                 return option, name == key

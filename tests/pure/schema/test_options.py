@@ -29,7 +29,7 @@ class Words(Record):
     force: bool = option(False, "Force.")
     section: Section = Section()
 
-    shortcuts: ClassVar = {"seed": "section.depth", "file": "rows"}
+    shortcuts: ClassVar = {"seed": "section.depth", "file": "rows", "part": "section"}
 
 
 def words(text: str) -> Words:
@@ -55,6 +55,7 @@ def test_forms_of_an_option() -> None:
     assert words("m --force --plots=true").force
     assert not words("m --force=false").force
     assert words("m --section.depth=3").section == words("m --seed 3").section == Section(depth=3)
+    assert words("m --part.depth=3").section == Section(depth=3)
     assert words("m -s 3 --section.quick").section == Section(depth=3, quick=True)
     assert not words("m --no-section.quick").section.quick
 
