@@ -74,8 +74,9 @@ def open_judge(config: RowsConfig, rows: Examples) -> Judges | InProcess:
     if unknown:
         named = ", ".join(repr(source) for source in unknown[:8])
         raise ValueError(
-            f"{rows.name}: no built-in reward for rows of data_source {named}. Set the "
-            f"reward ({SETTING}, in eval --reward) to {MATH}, or to module:function with the signature {SIGNATURES}"
+            f"{rows.name}: no built-in reward for rows of data_source {named}. Set the reward "
+            f"({SETTING}, in eval --reward) to {MATH}, or to module:function with the signature "
+            f"{SIGNATURES}"
         )
     if kinds == {"puzzle"}:
         return InProcess(lambda example, text: task_verdict(example.ground_truth, text))
