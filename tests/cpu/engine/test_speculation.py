@@ -263,7 +263,7 @@ def test_a_thousand_answers_equal_dense_decoding(flow: Flow) -> None:
     numbers = []
     for ids, own in asked:
         budget = Schedule.fixed(random.randrange(64, 256, 16), flow=flow.name, last=3)
-        drafts = shared(random.randrange(1, 33), random.randrange(1, 6))
+        drafts = shared(random.randrange(1, 17), random.randrange(1, 6))
         numbers.append(engine.add(ids, own, schedule=budget, speculative=drafts))
         if random.random() < 0.5:
             other = random.choice([None, SpeculativeParams(draft_tokens=random.randrange(1, 9))])
