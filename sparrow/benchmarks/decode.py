@@ -121,7 +121,13 @@ def _groups(cases: Sequence[Case]) -> dict[Group, list[str | None]]:
 # Engines and rows.
 
 
-def build(model: Decoder, rule: Rule, batch: int, context: int, *, draft_tokens: int = 0) -> Engine:
+def build(
+    model: Decoder,
+    rule: Rule,
+    batch: int,
+    context: int,
+    speculative: SpeculativeParams | None = None,
+) -> Engine:
     """An engine for these rows, or for as many as fit, with a random cache."""
     spec, page_bytes = model.spec, timing.cache_page_bytes(model, rule)
     row_bytes = pages_for(context, PAGE) * page_bytes
@@ -142,7 +148,7 @@ def build(model: Decoder, rule: Rule, batch: int, context: int, *, draft_tokens:
         kv_bytes=kv_bytes,
         adapters=1,
         rule=rule,
-        draft_tokens=draft_tokens,
+        speculative=speculative,
     )
     fill(engine)
     return engine

@@ -128,7 +128,8 @@ def _measure(
     batch, context, name = case
     schedule, drafts = timing.schedule_named(name, flow), len(acceptance)
     assert schedule is not None, "drafts need a schedule"
-    engine = build(decoder, Rule.like(schedule, flow), batch, context, draft_tokens=drafts)
+    rule, speculative = Rule.like(schedule, flow), SpeculativeParams(draft_tokens=drafts)
+    engine = build(decoder, rule, batch, context, speculative)
     engine.runner.draft_rows = ImposedDrafts(engine.runner.drafts, acceptance)
     (dense,) = ScheduleTimer(engine=engine, context=context, steps=32).measure([None], 3, False)
     bench = _Rounds(engine, schedule, context, drafts, rounds)

@@ -198,6 +198,8 @@ def _measure(
         rounds[rule, reselect] = DraftRounds(model, sequence.ids, rule, **sizes)
     alpha_BJ = rounds[rule, reselect].acceptance(arm.schedule, temperature=temperature)
     alpha_BJ = alpha_BJ[rounds[rule, reselect].starts_B >= start]
+    if not len(alpha_BJ):
+        return {"rounds": 0}
     return {
         "rounds": len(alpha_BJ),
         "acceptance": alpha_BJ.mean(0).tolist(),

@@ -10,7 +10,7 @@ Another backend (another library's engine, a server) is a class with the methods
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -84,9 +84,16 @@ class EngineBackend(RolloutBackend):
         return self.engine.header()
 
 
-def open_backend(model: Decoder, rule: Rule | None, **limits: int | None) -> EngineBackend:
+def open_backend(
+    model: Decoder,
+    rule: Rule | None,
+    speculative: SpeculativeParams | None = None,
+    **limits: int | None,
+) -> EngineBackend:
     """Make the backend of a run or an evaluation; rule: of sparse requests, None: dense only.
 
-    limits: max_running, max_context, kv_bytes; None: as memory allows.
+    speculative: of exact requests. limits: max_running, max_context, kv_bytes; None: as memory
+    allows.
     """
-    return EngineBackend(Engine(model, rule=rule, **limits))  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"rule": rule, "speculative": speculative, **limits}
+    return EngineBackend(Engine(model, **settings))

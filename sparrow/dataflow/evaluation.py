@@ -277,7 +277,7 @@ def open_engine(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Reso
         kept = {"first": 0, "last": config.window // PAGE, "dense_layers": ()}
         schedule = Schedule.fixed(config.window, **kept, name=f"window-{config.window}")
         decoding = decoding._replace(schedule=schedule)
-    return open_backend(model, decoding.rule), decoding
+    return open_backend(model, decoding.rule, decoding.speculative), decoding
 
 
 # Answers and figures.

@@ -113,6 +113,7 @@ def answer(
         max_running=min(MOST_AT_ONCE, len(prompts) * sampling.n),
         max_context=min(max(map(len, prompts)) + sampling.max_tokens, model.spec.max_positions),
         rule=decoding.rule or Rule(),
+        speculative=decoding.speculative,
         exact_batches=False,
     )
     queries = [Query(ids, sampling, **decoding.request) for ids in prompts]

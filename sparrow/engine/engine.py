@@ -59,7 +59,7 @@ class Engine:
     graphs         on a GPU: capture decode steps and replay them
     adapters       LoRA adapters that can be loaded at once, of rank up to `adapter_rank`; their
                    memory is taken when the first one is loaded
-    draft_tokens   room for the drafts of a round of exact decoding; grows as requests need it
+    speculative    room for drafts of such requests from the start; it grows as requests need it
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Engine:
         graphs: bool = True,
         adapters: int = 2,
         adapter_rank: int = 64,
-        draft_tokens: int = 0,
+        speculative: SpeculativeParams | None = None,
     ) -> None:
         on_gpu = model.device.type == "cuda"
         if on_gpu and model.device.index not in (None, torch.cuda.current_device()):
@@ -104,7 +104,7 @@ class Engine:
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
         self._graphs = graphs and on_gpu and not without_kernel(model, self.rule)
         self._ids = itertools.count()
-        self._draft_room = DraftRoom(draft_tokens)
+        self._draft_room = DraftRoom() if speculative is None else DraftRoom.of(speculative)
         self.asleep = False
         self.loop = Loop(self.policy, spec=model.spec, rule=self.rule)
         self._allocate()
@@ -173,6 +173,8 @@ class Engine:
                 raise ValueError(f"{name}: expected {kind}, got {value!r:.80}")
         if speculative is not None and schedule is None:
             raise ValueError("speculative: drafts need a schedule, such as Schedule.fixed(512)")
+        if speculative is not None:
+            self._check_drafts(schedule, speculative)
         decode = None
         if isinstance(prompt, str):
             decode, prompt = self.language.decode, self.language.encode(prompt, raw=True)
@@ -196,18 +198,33 @@ class Engine:
         self.loop.add(request)
         return request.id
 
-    def _make_draft_room(self, room: DraftRoom) -> None:
-        """Check that the rule can draft so many tokens a round, and allocate room for them.
-
-        Samples in flight wait in host memory meanwhile.
-        """
+    def _check_drafts(self, schedule: Schedule | None, speculative: SpeculativeParams) -> None:
+        """Refuse drafts that this engine, or the rule of their schedule, cannot make."""
         if self.rule is None:
             raise ValueError("speculative: this engine is dense only (rule=None)")
-        self.rule.check_drafts(room.tokens, PAGE)
-        former, self._draft_room = self._draft_room, self._draft_room.including(room)
-        if self.asleep or former == self._draft_room:
+        if isinstance(schedule, Schedule):
+            rule = self._rule_for(schedule) if self._auto_rule else self.rule
+            rule.check_drafts(speculative.draft_tokens, PAGE)
+        if self.model.device.type == "cuda":
+            from sparrow.ops.kernels.attend_decode import MOST_QUERIES  # needs triton
+
+            most = MOST_QUERIES // (self.model.spec.heads // self.model.spec.kv_heads) - 1
+            if speculative.draft_tokens > most:
+                raise ValueError(
+                    f"draft_tokens={speculative.draft_tokens}: the GPU kernel of this "
+                    f"model's heads verifies up to {most}"
+                )
+
+    def _make_draft_room(self, room: DraftRoom) -> None:
+        """Allocate room for drafts; samples in flight wait in host memory meanwhile."""
+        former, room = self._draft_room, self._draft_room.including(room)
+        if room == former:
+            return
+        if self.asleep:
+            self._draft_room = room
             return
         self._release()
+        self._draft_room = room
         try:
             self._allocate()
         except Exception:  # such as too little memory
@@ -277,6 +294,9 @@ class Engine:
             raise ValueError(f"reschedule: expected a request id or a Schedule, got {which!r}")
         requests = self.loop.requests.values()
         chosen = [request for request in requests if which in (request.id, request.schedule)]
+        for request in chosen:
+            if request.speculative is not None:
+                self._check_drafts(schedule, request.speculative)
         slot = self._schedule_slot(schedule, [other for other in requests if other not in chosen])
         for request in chosen:
             request.schedule, request.schedule_slot = schedule, slot

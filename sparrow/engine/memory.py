@@ -25,11 +25,14 @@ class MemoryPlan(NamedTuple):
     page_bytes: int
     pages: int
     max_context: int
+    drafts: int = 0  # bytes of what drafts of exact decoding keep
 
     def describe(self) -> str:
         tokens = self.pages * PAGE
+        drafts = f", drafts {_gib(self.drafts)}" if self.drafts else ""
         return (
-            f"weights {_gib(self.weights)}, KV {self.page_bytes // PAGE / 1024:.3g} KiB a token, "
+            f"weights {_gib(self.weights)}{drafts}, "
+            f"KV {self.page_bytes // PAGE / 1024:.3g} KiB a token, "
             f"{self.pages} pages of {PAGE} = {tokens} tokens "
             f"({_gib(self.pages * self.page_bytes)}): {tokens / self.max_context:.3g} sequences of "
             f"{self.max_context} fit"
@@ -46,8 +49,8 @@ def allocate(
 ) -> tuple[MemoryPlan, ops.PageCache, Rows, PagePool, DraftRows | None]:
     """Allocate the KV cache, with the page summaries of a rule, and room for drafts.
 
-    Pages are those for which there is memory, or was named, once a rule's state and the drafts of
-    every row that may run are taken off; ValueError if that holds no sequence.
+    Pages are those for which there is memory, or was named, once a rule's state of every row that
+    may run is taken off (drafts come beside named bytes); ValueError if that holds no sequence.
     """
     spec, device = model.spec, model.device
     sizes = {"layers": spec.layers, "kv_heads": spec.kv_heads}
@@ -64,8 +67,9 @@ def allocate(
     free -= (max_running + 1) * ops.page_bytes(states, **sizes)
     pages = max(0, min(max_running * width, free // page_bytes))  # more could never be used at once
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    plan = MemoryPlan(weights, page_bytes, pages, max_context)
-    there = device_memory(device)
+    drafts_bytes = room.bytes(spec, max_running + 1, width)
+    plan = MemoryPlan(weights, page_bytes, pages, max_context, drafts_bytes)
+    there = device_memory(device) - drafts_bytes
     if pages * page_bytes > there:
         raise ValueError(f"kv_bytes={kv_bytes} is more than {device} has left, {_gib(there)}")
     if pages * PAGE < max_context:

@@ -142,7 +142,6 @@ class Rows:
 
         self.spare = count
         self.device = device
-        self.reset()
         self.state = ops.RowState(  # what a step reads and moves on
             token_R=zeros(),
             length_R=zeros(),
@@ -159,10 +158,12 @@ class Rows:
         self.acceptance_R = zeros()  # of drafts: the number of its rule in ACCEPTANCE
         self.drafted_R = zeros()  # drafts since the last verification
         self.length_R[self.spare] = -1
+        self.reset()
 
     def reset(self) -> None:
-        """All rows are free."""
+        """All rows are free, and none has drafts."""
         self.free = list(range(self.spare - 1, -1, -1))
+        self.drafted_R.zero_()
 
     def enter(self, sample: Sample) -> int:
         """Give a sample a row: it has `context.computed` tokens in its pages."""
@@ -181,7 +182,6 @@ class Rows:
         speculative = request.speculative
         rule = None if speculative is None else speculative.acceptance
         self.acceptance_R[row] = ACCEPTANCE.index(rule)
-        self.drafted_R[row] = 0  # a failed step may have left some
         if params.min_tokens:
             stops = sorted(request.stop_ids) + [NO_STOP] * (STOPS - len(request.stop_ids))
             self.stops_RS[row].copy_(self.upload(stops))

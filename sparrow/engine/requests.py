@@ -248,9 +248,15 @@ class Sample:
         elif len(self.tokens) >= self.request.params.max_tokens:
             self.finish = "length"
 
-    def take_verdict(self, drafts: int, emitted: int) -> None:
-        """Record how many drafts of a round were accepted, and that it drew fewer than planned."""
-        for counts, count in ((self.drafted, drafts), (self.accepted, emitted - 1)):
+    def take_round(self, drafts: int, emitted: int, taken: int) -> None:
+        """Record the drafts of a round, those that were accepted, and that it drew fewer tokens.
+
+        An answer that ended within the round has taken fewer than it emitted: no more count.
+        """
+        for counts, count in (
+            (self.drafted, min(drafts, taken)),
+            (self.accepted, min(emitted - 1, taken)),
+        ):
             counts += [0] * (count - len(counts))
             counts[:count] = (before + 1 for before in counts[:count])
         self.rounds += 1

@@ -54,7 +54,8 @@ class StepKind(NamedTuple):
     sparse: bool
     truncated: bool
     adapted: bool
-    extras: bool  # whether anybody wants logits or hidden states
+    hidden: bool  # whether anybody wants hidden states
+    logits: bool  # or logits
     drafts: bool  # whether draws of rows that speculate are recorded as drafts
     summaries: bool  # whether tokens of this step finish pages: not those of drafts
     ahead: int  # further drafts that may read the pages which this step selects
@@ -70,7 +71,8 @@ class VerifyKind(NamedTuple):
     rules: frozenset[Acceptance]
     truncated: bool
     adapted: bool
-    extras: bool
+    hidden: bool
+    logits: bool
 
 
 class StepOutput(NamedTuple):
@@ -94,21 +96,23 @@ class Delivery:
         self._draws = _to_host(output.draws)  # whole, spare rows too: one plain copy
         self._hidden_BC: Tensor | None = None
         self._top: tuple[Tensor, Tensor] | None = None
-        if output.hidden_BC is not None and output.logits_BV is not None:
-            self._take_extras(output.hidden_BC, output.logits_BV)
+        self._take_extras(output)
         self._ready = None
         if output.draws.is_cuda:
             self._ready = torch.cuda.Event()
             self._ready.record()
 
-    def _take_extras(self, hidden_BC: Tensor, logits_BV: Tensor) -> None:
+    def _take_extras(self, output: StepOutput) -> None:
         """Start to copy the hidden states and the most likely tokens that requests ask for."""
+        _, hidden_BC, logits_BV = output
+        if hidden_BC is None and logits_BV is None:
+            return
         owners = self._owners()
         options = [sample.request.options for sample in owners if sample is not None]
-        if any(option.hidden_states for option in options):
+        if hidden_BC is not None and any(option.hidden_states for option in options):
             self._hidden_BC = _to_host(hidden_BC[: len(owners)].float())
         most = max((option.top_logprobs for option in options), default=0)
-        if most:
+        if logits_BV is not None and most:
             scale_B = [(sample and sample.request.params.temperature) or 1.0 for sample in owners]
             values_BK, ids_BK = _top_logprobs(logits_BV[: len(owners)], scale_B, most)
             self._top = (_to_host(ids_BK.int()), _to_host(values_BK))
@@ -174,7 +178,6 @@ class VerifyDelivery(Delivery):
             if sample is None or sample.finish is not None:
                 continue
             emitted, before = int(packed[row, -1]), len(sample.tokens)
-            sample.take_verdict(drafts, emitted)
             columns = (part[row, :emitted].tolist() for part in parts)
             for query, (token, logprob, entropy, fine) in enumerate(zip(*columns, strict=True)):
                 if sample.finish is None and fine:
@@ -182,7 +185,9 @@ class VerifyDelivery(Delivery):
                     self._hand_extras(row * self.queries + query, sample)
                 elif sample.finish is None:
                     sample.fail()
-            due.append((sample, sample.tokens[before:]))
+            taken = sample.tokens[before:]
+            sample.take_round(drafts, emitted, len(taken))
+            due.append((sample, taken))
         return due
 
 
@@ -356,7 +361,7 @@ class Runner:
         requests = {sample.request for sample in samples}
         speculative = [request.speculative is not None for request in requests]
         kind = StepKind(
-            **self._common(samples, requests, self.least_batch),
+            **self._common(samples, requests, self.least_batch, verify=False),
             sparse=any(request.schedule is not None for request in requests),
             drafts=any(speculative),
             summaries=not all(speculative),
@@ -371,10 +376,10 @@ class Runner:
         requests = {sample.request for sample in samples}
         speculative = [r.speculative for r in requests if r.speculative is not None]
         queries = 1 + max(sample.drafts for sample in samples)
-        if self.graphs is not None:  # one graph, whatever the last rounds of samples draft
+        if self.model.device.type == "cuda":  # one shape, whatever the last rounds draft
             queries = 1 + max(params.draft_tokens for params in speculative)
         kind = VerifyKind(
-            **self._common(samples, requests, -(-self.least_batch // queries)),
+            **self._common(samples, requests, -(-self.least_batch // queries), verify=True),
             queries=queries,
             rules=frozenset(params.acceptance for params in speculative),
         )
@@ -391,20 +396,22 @@ class Runner:
             return self.graphs.run(kind, rows, self.rows.upload, step)
 
     def _common(
-        self, samples: Sequence[Sample], requests: set[Request], least: int
+        self, samples: Sequence[Sample], requests: set[Request], least: int, *, verify: bool
     ) -> dict[str, Any]:
-        """What decode steps and verifications both depend on."""
+        """What decode steps and verifications both depend on; drafts return nothing."""
         pages = max(len(sample.context.pages) for sample in samples)
         batch = max(len(samples), least)
         if self.model.device.type == "cuda":  # eager steps too: equal shapes give equal bits
             batch, pages = batch_bucket(batch), pages_bucket(pages, self.rows.table_RM.shape[1])
         cutting = any(request.cuts for request in requests)
+        options = [r.options for r in requests if verify or r.speculative is None]
         return {
             "batch": batch,
             "pages": pages,
             "truncated": cutting and any(sample.truncated for sample in samples),
             "adapted": any(request.adapter_slot.slot for request in requests),
-            "extras": any(request.options.extras for request in requests),
+            "hidden": any(option.hidden_states for option in options),
+            "logits": any(option.top_logprobs for option in options),
         }
 
     def _step(self, kind: StepKind, at_B: Tensor) -> StepOutput:
@@ -438,8 +445,8 @@ class Runner:
             self.drafts.record(at_B, step.ids_B, draws, logits_BV)
         return StepOutput(
             draws=ops.step_outputs(at_B, draws, state, advance=True),
-            hidden_BC=hidden_BC if kind.extras else None,
-            logits_BV=logits_BV if kind.extras else None,
+            hidden_BC=hidden_BC if kind.hidden else None,
+            logits_BV=logits_BV if kind.logits else None,
         )
 
     def _summary_slots(self, kind: StepKind, at_B: Tensor, slots_B: Tensor) -> Tensor | None:
@@ -471,8 +478,8 @@ class Runner:
         )
         return StepOutput(
             draws=ops.verify_outputs(at_B, verdict, state, drafts),
-            hidden_BC=hidden_TC if kind.extras else None,
-            logits_BV=logits_TV if kind.extras else None,
+            hidden_BC=hidden_TC if kind.hidden else None,
+            logits_BV=logits_TV if kind.logits else None,
         )
 
 

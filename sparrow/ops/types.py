@@ -82,7 +82,7 @@ class DraftState(NamedTuple):
     """Drafts of R resident sequences since their last verification, at most J of each.
 
     count is int64 [R]; inputs, the token that each draft step read, int64 [R, J]; logprobs, log q
-    of the drafts, fp32 [R, J]; logits of q fp32 [R, J, V], or [R, J, 0] where they are not needed.
+    of the drafts, fp32 [R, J]; logits of q fp32 [R, J, V].
     """
 
     count_R: Tensor

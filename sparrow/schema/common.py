@@ -105,7 +105,7 @@ class DecodingConfig(Record):
     def _check(self) -> None:
         sparse = self.attention.budget is not None or self.attention.schedule is not None
         self.require(sparse or self.decoding in (None, "dense"), "decoding", NEEDS_BUDGET)
-        unused = self.decoding is None and self.speculative != SpeculativeParams()
+        unused = self.decoding in (None, "sparse") and self.speculative != SpeculativeParams()
         self.require(not unused, "speculative", "only with decoding = exact")
 
 

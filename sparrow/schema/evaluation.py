@@ -102,7 +102,7 @@ class EvalConfig(Record):
         budgets = self.budget is not None or self.schedule is not None
         self.require(budgets or self.decoding in (None, "dense"), "decoding", NEEDS_BUDGET)
         self.require(not (self.window and self.decoding), "window", "none with decoding")
-        unused = self.decoding is None and self.draft_tokens != DRAFT_TOKENS
+        unused = self.decoding in (None, "sparse") and self.draft_tokens != DRAFT_TOKENS
         self.require(not unused, "draft_tokens", "only with decoding = exact")
         alone = self.window is None or (self.budget is None and self.schedule is None)
         self.require(alone, "window", "one of budget, window and schedule")

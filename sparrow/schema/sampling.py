@@ -77,11 +77,6 @@ class OutputOptions(Record):
     hidden_states: bool = False  # final hidden state that each token was drawn from
     training: bool = False  # log-probs of the untruncated distribution: top_k and top_p are refused
 
-    @property
-    def extras(self) -> bool:
-        """Whether every step must return more than its sampled tokens."""
-        return self.hidden_states or self.top_logprobs > 0
-
 
 class SpeculationStats(Record):
     """How often the draft at each position of a round was verified, and accepted."""

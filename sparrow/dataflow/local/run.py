@@ -42,7 +42,6 @@ from sparrow.schema.run_folder import MODEL, SCHEDULE, flat_settings
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import GateConfig, RolloutConfig, TrainConfig
 from sparrow.schema.types import Report
-from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example, Examples, Judge
 from sparrow.tasks.choosing import open_judge, open_rows
@@ -324,7 +323,7 @@ def open_parts(
     learner = _learner_side(config, model, reference, dtype, algorithm, world)
     side = RolloutSide(
         config=config,
-        backend=_backend(config, decoding.rule, dtype, device, longest),
+        backend=_backend(config, decoding, dtype, device, longest),
         exact=decoding if exact else None,
         rows=rows,
         judge=judge or open_judge(config.data, rows),
@@ -388,13 +387,18 @@ def _reference(config: TrainConfig, model: Decoder, dtype: torch.dtype) -> Decod
 
 
 def _backend(
-    config: TrainConfig, rule: Rule | None, dtype: torch.dtype, device: torch.device, longest: int
+    config: TrainConfig,
+    decoding: ResolvedDecoding,
+    dtype: torch.dtype,
+    device: torch.device,
+    longest: int,
 ) -> RolloutBackend:
     """The engine, with its copy of the weights."""
     rollout = config.rollout
     kv_bytes = None if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
     limits = {"max_running": rollout.max_running, "max_context": longest, "kv_bytes": kv_bytes}
-    return open_backend(load(config.model.name, dtype=dtype, device=device), rule, **limits)
+    model = load(config.model.name, dtype=dtype, device=device)
+    return open_backend(model, decoding.rule, decoding.speculative, **limits)
 
 
 def _drop_overlong(rows: Examples, language: Language, most: int, report: Report) -> Examples:

@@ -40,13 +40,15 @@ def record_drafts(
 ) -> None:
     """Append a draft to each row: the token that its step read, log q of the draft, logits of q.
 
-    Logits are stored where the state has room for them.
+    A draft of logits that are not finite is one that no distribution has: it is always rejected,
+    and the token is then drawn from the policy alone.
     """
     count_B = drafts.count_R[at_B]
+    logq_B = draws.logprobs.masked_fill(~draws.ok, torch.inf)
+    logits_BV = logits_BV.float().masked_fill(~draws.ok[:, None], torch.nan)
     drafts.inputs_RJ.index_put_((at_B, count_B), ids_B)
-    drafts.logprobs_RJ.index_put_((at_B, count_B), draws.logprobs)
-    if drafts.logits_RJV.shape[2]:
-        drafts.logits_RJV.index_put_((at_B, count_B), logits_BV.float())
+    drafts.logprobs_RJ.index_put_((at_B, count_B), logq_B)
+    drafts.logits_RJV.index_put_((at_B, count_B), logits_BV)
     drafts.count_R.index_copy_(0, at_B, count_B + 1)
 
 

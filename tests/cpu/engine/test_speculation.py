@@ -18,10 +18,12 @@ from support.engines import (
     prompt,
     run,
     same_bits,
+    steps,
     tiny,
 )
 
 from sparrow.engine import Engine
+from sparrow.engine.scheduler import SwapFull
 from sparrow.models import load, load_tokenizer
 from sparrow.models.attention import Packed
 from sparrow.models.lora import Adapter
@@ -143,7 +145,7 @@ def test_swaps_sleep_and_aborts_change_no_token(model) -> None:
 
 def test_an_interrupted_round_leaves_nothing_behind(model, monkeypatch) -> None:
     """Neither in the rows, nor in what later requests draw."""
-    engine, own = engine_of(model, draft_tokens=6), params(max_tokens=30)
+    engine, own = engine_of(model, speculative=shared(6)), params(max_tokens=30)
     drafts = {"schedule": SPARSE, "speculative": shared(6)}
     verify = engine.runner.verify
     for rounds in (0, 2):
@@ -158,9 +160,33 @@ def test_an_interrupted_round_leaves_nothing_behind(model, monkeypatch) -> None:
         with pytest.raises(KeyboardInterrupt):
             engine.generate(PROMPTS, own, **drafts)
         monkeypatch.undo()
-        given = engine.generate(PROMPTS, own, schedule=SPARSE, speculative=shared(2))
-        same_bits(given, engine_of(model).generate(PROMPTS, own))
+        few = PROMPTS[: 1 + rounds]
+        given = engine.generate(few, own, schedule=SPARSE, speculative=shared(2))
+        same_bits(given, engine_of(model).generate(few, own))
         engine.check_integrity()
+
+
+def test_a_request_without_room_for_drafts_leaves_the_engine_as_it_was(model) -> None:
+    """The running sample cannot be swapped out to make room; afterwards there is."""
+    engine = engine_of(model, swap_bytes=0)
+    drafts = {"schedule": SPARSE, "speculative": shared(2)}
+    running = engine.add(PROMPTS[1], params())
+    outputs = steps(engine, 3)
+    for _ in range(2):
+        with pytest.raises(SwapFull):
+            engine.add(PROMPTS[1], params(), **drafts)
+    done = run(engine, outputs=outputs)
+    same_bits(done[running, 0], alone(model, PROMPTS[1], params()))
+    same_bits(engine.generate([PROMPTS[1]], params(), **drafts)[0], done[running, 0])
+
+
+def test_another_schedule_must_be_able_to_draft_too(model) -> None:
+    engine = engine_of(model)
+    drafts = {"schedule": Schedule.fixed(64, last=3), "speculative": shared(20)}
+    request = engine.add(PROMPTS[1], params(), **drafts)
+    with pytest.raises(ValueError, match="draft_tokens=20"):
+        engine.reschedule(request, SPARSE)
+    same_bits(run(engine)[request, 0], alone(model, PROMPTS[1], params()))
 
 
 def test_a_round_ends_at_a_stop_token_and_nothing_beyond_is_recorded(model) -> None:
@@ -174,6 +200,9 @@ def test_a_round_ends_at_a_stop_token_and_nothing_beyond_is_recorded(model) -> N
     for sample, completion in enumerate(wanted):
         mine = done[request, sample]
         same_bits(mine, completion)
+        spec = mine.speculation
+        ended = spec.rounds + spec.accepted_tokens - (len(mine.token_ids) - 1)
+        assert ended in (0, 1)  # an accepted draft that stops leaves no further token
         for name in ("hidden", "top_ids", "top_logprobs"):
             np.testing.assert_array_equal(getattr(mine, name), getattr(completion, name))
 
@@ -193,7 +222,7 @@ def test_statistics_say_what_was_drafted_and_accepted(model) -> None:
     )
     spec = sparse.speculation
     assert 0 < spec.accepted_tokens < spec.draft_tokens
-    assert spec.rounds + spec.accepted_tokens >= 37  # the first token comes from the prompt
+    assert spec.rounds + spec.accepted_tokens == 37  # the first token comes from the prompt
 
 
 def test_what_cannot_draft_is_refused(model) -> None:

@@ -87,3 +87,27 @@ def test_a_wrong_residual_is_found() -> None:
 def test_drafts_of_the_policy_itself_are_all_accepted() -> None:
     logp_QV = distributions(0, DRAFTS + 1)
     assert (rounds(logp_QV, logp_QV[:-1]).emitted_B == DRAFTS + 1).all()
+
+
+def test_drafts_of_broken_logits_are_rejected_and_cost_nothing() -> None:
+    """Whatever token was recorded: the policy alone decides then."""
+    logp_V = distributions(0)
+    state = ops.DraftState(
+        count_R=torch.zeros(ROWS, dtype=torch.long),
+        inputs_RJ=torch.zeros(ROWS, 1, dtype=torch.long),
+        logprobs_RJ=torch.zeros(ROWS, 1),
+        logits_RJV=torch.zeros(ROWS, 1, VOCABULARY),
+    )
+    at_B, zeros_B = torch.arange(ROWS), torch.zeros(ROWS, dtype=torch.long)
+    broken = ops.Draws(zeros_B, torch.zeros(ROWS), torch.zeros(ROWS), zeros_B.bool())
+    ops.record_drafts(at_B, zeros_B, broken, torch.full((ROWS, VOCABULARY), torch.inf), state)
+    assert (state.count_R == 1).all()
+    logp_BJ, seeds_B = logp_V[0].expand(ROWS, 1), at_B * 7919
+    accepted_B = ops.accept_by_ratio(
+        logp_BJ, state.logprobs_RJ, state.count_R, seeds_B, zeros_B[:, None]
+    )
+    assert not accepted_B.any()
+    logq_BV = ops.log_distribution(state.logits_RJV[:, 0], torch.ones(ROWS))
+    drawn = (logp_V.expand(ROWS, -1), logq_BV, accepted_B < 1, seeds_B, zeros_B)
+    tokens_B = ops.resample(*drawn)
+    assert chi_square(tokens_B.bincount(minlength=VOCABULARY), logp_V.exp()) > 1e-4
