@@ -29,7 +29,7 @@ from sparrow.models.decoder import Decoder
 from sparrow.ops.reference.sampling import uniforms
 from sparrow.ops.reference.speculation import leading_accepted
 from sparrow.schema.bench import ExactBenchmark, ExactRow
-from sparrow.schema.sampling import Acceptance, SpeculativeParams
+from sparrow.schema.sampling import SpeculativeParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
@@ -48,15 +48,9 @@ class ImposedDrafts(DraftRows):
         self.acceptance_J = torch.tensor(acceptance_J, device=drafts.rows.device)
 
     def verify(
-        self,
-        logits_TV: Tensor,
-        at_B: Tensor,
-        step: ops.StepInputs,
-        *,
-        rules: frozenset[Acceptance],
-        truncated: bool,
+        self, logits_TV: Tensor, at_B: Tensor, step: ops.StepInputs, **how: Any
     ) -> ops.Verification:
-        verdict = super().verify(logits_TV, at_B, step, rules=rules, truncated=truncated)
+        verdict = super().verify(logits_TV, at_B, step, **how)
         seeds_BQ, counters_BQ = (
             part.view_as(verdict.tokens_BQ) for part in (step.seeds_B, step.counters_B)
         )

@@ -414,7 +414,10 @@ class Scheduler:
 
 
 def _decodes(sample: Sample, number: int, drafts_left: int) -> bool:
-    """Whether a sample takes part in a decode of a step, which so many drafts are yet to follow."""
+    """Whether a sample takes part in decode `number` of a step with so many drafts to go.
+
+    A round starts as late as its drafts allow; others decode from the first on.
+    """
     if sample.request.speculative is not None:
         return sample.drafts >= drafts_left
     return sample.left > number

@@ -23,9 +23,11 @@ class DraftRoom(NamedTuple):
 
     @classmethod
     def of(cls, speculative: SpeculativeParams) -> "DraftRoom":
+        """The room that such requests need."""
         return cls(speculative.draft_tokens, speculative.reselect > 1)
 
     def including(self, other: "DraftRoom") -> "DraftRoom":
+        """Room enough for both."""
         return DraftRoom(max(self.tokens, other.tokens), self.lists or other.lists)
 
     def bytes(self, spec: ModelSpec, rows: int, pages: int) -> int:

@@ -75,13 +75,25 @@ class PagedPrefill:
     def __call__(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
     ) -> Tensor:
-        k_NGPD, v_NGPD = self.cache.field("k", layer), self.cache.field("v", layer)
-        ops.write_pages(k_NGPD, v_NGPD, k_TGD, v_TGD, self.slots_T)
-        if self.rule is not None:
-            self.rule.summarise(self.cache, layer, self.slots_T)
-        return ops.attend_causal_paged(
-            q_THD, k_NGPD, v_NGPD, self.table_BM, self.lengths_B, self.bounds, scale=scale
-        )
+        pool = _store(self.cache, self.rule, layer, k_TGD, v_TGD, self.slots_T)
+        where = self.table_BM, self.lengths_B, self.bounds
+        return ops.attend_causal_paged(q_THD, *pool, *where, scale=scale)
+
+
+def _store(
+    cache: ops.PageCache,
+    rule: Rule | None,
+    layer: int,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    slots_T: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Write keys and values, summarise the pages that they finish; return the layer's pools."""
+    k_NGPD, v_NGPD = cache.field("k", layer), cache.field("v", layer)
+    ops.write_pages(k_NGPD, v_NGPD, k_TGD, v_TGD, slots_T)
+    if rule is not None:
+        rule.summarise(cache, layer, slots_T)
+    return k_NGPD, v_NGPD
 
 
 class HeldLists:
@@ -95,11 +107,13 @@ class HeldLists:
         self.counts_LRG = torch.zeros(*shape, dtype=torch.int32, device=device)
 
     def store(self, layer: int, rows_B: Tensor, lists: ops.PageLists) -> None:
+        """Keep the lists of these rows."""
         width = lists.pages.shape[2]
         self.pages_LRGM[layer, :, :, :width].index_copy_(0, rows_B, lists.pages)
         self.counts_LRG[layer].index_copy_(0, rows_B, lists.counts)
 
     def load(self, layer: int, rows_B: Tensor, width: int) -> ops.PageLists:
+        """The lists of these rows, for tables of so many pages."""
         pages_BGM = self.pages_LRGM[layer, :, :, :width].index_select(0, rows_B)
         return ops.PageLists(pages_BGM, self.counts_LRG[layer].index_select(0, rows_B))
 
@@ -184,8 +198,5 @@ class PagedVerify:
     def __call__(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
     ) -> Tensor:
-        k_NGPD, v_NGPD = self.cache.field("k", layer), self.cache.field("v", layer)
-        ops.write_pages(k_NGPD, v_NGPD, k_TGD, v_TGD, self.slots_T)
-        if self.rule is not None:
-            self.rule.summarise(self.cache, layer, self.slots_T)
-        return ops.attend_verify(q_THD, k_NGPD, v_NGPD, self.table_BM, self.lengths_T, scale=scale)
+        pool = _store(self.cache, self.rule, layer, k_TGD, v_TGD, self.slots_T)
+        return ops.attend_verify(q_THD, *pool, self.table_BM, self.lengths_T, scale=scale)

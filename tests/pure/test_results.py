@@ -113,5 +113,5 @@ def test_a_training_run(tmp_path: Path) -> None:
 
 def test_without_pandas_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install pandas"):
+    with pytest.raises(ModuleNotFoundError, match="install pandas"):
         evaluation().to_pandas()

@@ -220,7 +220,15 @@ def describe_run(config: TrainConfig, decoding: ResolvedDecoding, rows: str) -> 
         "model": config.model.name,
         "data": f"{rows} | {batch} a step",
         "algorithm": f"{config.algorithm.name}, corrections: {corrections}",
+        "validation": _describe_validation(config),
     }
+
+
+def _describe_validation(config: TrainConfig) -> str:
+    held = config.validation
+    if not held.every:
+        return "none (validation.every)"
+    return f"{held.prompts} rows of {held.rows or config.data.task}, every {held.every} steps"
 
 
 # From a configuration to a run.
