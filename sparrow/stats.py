@@ -56,6 +56,7 @@ Hard and easy: chances of rows from Beta(0.2, 0.2); mostly hard: from Beta(0.5, 
 well.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
@@ -189,6 +190,11 @@ def mean_at_k(acc: Sequence[npt.ArrayLike]) -> Estimate:
         if not row.size or not ((row >= 0) & (row <= 1)).all():
             raise ValueError(f"mean_at_k, row {number}: expected numbers from 0 to 1, got {row}")
     return _over_rows(np.array([row.mean() for row in rows]), sum(row.size for row in rows))
+
+
+def mean_over_rows(values: npt.ArrayLike) -> Estimate:
+    """The mean of a number from 0 to 1 that rows have, with its interval by their spread."""
+    return _over_rows(np.asarray(values, dtype=np.float64), sys.maxsize)
 
 
 def pass_at_k(correct: Sequence[int], samples: Sequence[int], k: int) -> Estimate:

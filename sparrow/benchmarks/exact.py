@@ -5,8 +5,13 @@ have no meaningful acceptance, so it is imposed: all work is done, only the verd
 the acceptance that was measured for each position of a round.
 
     ms_dense   wall time of a dense step of the engine
-    ms_draft   device time of a draft step, ms_verify of a verification of all drafts
+    ms_draft   device time of a draft step (mean of a round), ms_verify of a verification
     ms_round   wall time of a step of the engine that is a whole round
+
+With new_tokens the requests of a case also run to their end, dense and exact. Prompts are computed
+before the clock starts. Expected is the sum of steps and rounds, measured at the first and at the
+last lengths (in between time is linear), the last ones also with fewer rows; how many rounds each
+row took is read from its answer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +20,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,14 +28,15 @@ from sparrow import models, ops
 from sparrow.benchmarks import timing
 from sparrow.benchmarks.decode import Case, ScheduleTimer, build, running
 from sparrow.engine.engine import Engine
+from sparrow.engine.pool import batch_bucket
 from sparrow.engine.requests import Sample
 from sparrow.engine.speculation import DraftRows
+from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.models.decoder import Decoder
 from sparrow.ops.reference.sampling import uniforms
 from sparrow.ops.reference.speculation import leading_accepted
-from sparrow.schema.bench import ExactBenchmark, ExactRow
-from sparrow.schema.sampling import SpeculativeParams
+from sparrow.schema.bench import ExactBenchmark, ExactRow, ExactRun
+from sparrow.schema.sampling import Completion, SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
@@ -38,13 +45,15 @@ from sparrow.sparse.rule import Rule
 IMPOSED = 0x1234567  # the stream of uniforms of imposed verdicts
 WARM = 3  # rounds before the clock starts
 STEPS = 16  # timed draft steps and verifications
+WARM_TOKENS = 32  # of an answer before the clock starts
+ROUNDS = 4  # timed of a complete run's first and last lengths
 
 
 class ImposedDrafts(DraftRows):
     """Drafts whose verdict is drawn by given probabilities, after all work for it was done."""
 
     def __init__(self, drafts: DraftRows, acceptance_J: Sequence[float]) -> None:
-        self.rows, self.state = drafts.rows, drafts.state
+        self.rows, self.state, self.held = drafts.rows, drafts.state, drafts.held
         self.acceptance_J = torch.tensor(acceptance_J, device=drafts.rows.device)
 
     def verify(
@@ -54,21 +63,26 @@ class ImposedDrafts(DraftRows):
         seeds_BQ, counters_BQ = (
             part.view_as(verdict.tokens_BQ) for part in (step.seeds_B, step.counters_B)
         )
-        accept_BJ = uniforms(seeds_BQ ^ IMPOSED, counters_BQ)[:, :-1] < self.acceptance_J
+        accept_BJ = (
+            uniforms(seeds_BQ ^ IMPOSED, counters_BQ)[:, :-1]
+            < self.acceptance_J[: seeds_BQ.shape[1] - 1]
+        )
         accepted_B = leading_accepted(accept_BJ, self.state.count_R[at_B])
         return verdict._replace(emitted_B=accepted_B + 1)
 
 
 def run(
     *,
-    model: str | None = None,
+    model: str | ModelSpec | None = None,
     cases: Sequence[Case] = (),
     draft_tokens: int = 8,
+    reselect: int = 1,
     acceptance: Sequence[float] = (0.95,),
     compare: str | None = None,
     flow: Flow = block_mean,
     dtype: str | None = None,
     rounds: int = 8,
+    new_tokens: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ExactBenchmark:
     """Measure every case.
@@ -76,6 +90,7 @@ def run(
     cases       (batch, context, schedule of the drafts)
     acceptance  by position in a round; the last one counts for those beyond
     compare     a schedule of sparse decoding that is timed beside it
+    new_tokens  of every request, where cases also run to their end
     """
     target = pick_device("auto")
     on_gpu = target.type == "cuda"
@@ -83,21 +98,28 @@ def run(
     decoder = models.random(name, dtype=timing.torch_dtype(dtype), device=target)
     default: Case = (32, 16_384, "fixed-512-all") if on_gpu else (4, 1024, "fixed-256-all")
     by_position = [*acceptance, *[acceptance[-1]] * draft_tokens][:draft_tokens]
-    rows = []
+    speculative = SpeculativeParams(draft_tokens=draft_tokens, reselect=reselect)
+    rows: list[ExactRow] = []
+    runs: list[ExactRun] = []
     for case in cases or [default]:
         if progress is not None:
             progress(f"batch {case[0]}, context {case[1]}")
         sparse = None if compare is None else _sparse_step(decoder, case, compare)
         timing.free_memory(target)
-        rows.append(_measure(decoder, case, flow, by_position, rounds, sparse))
+        rows.append(_measure(decoder, case, flow, speculative, by_position, rounds, sparse))
         timing.free_memory(target)
+        if new_tokens is not None:
+            runs += _complete(decoder, case, flow, speculative, by_position, new_tokens)
+            timing.free_memory(target)
     return ExactBenchmark(
         **timing.model_fields(decoder, name),
         flow=flow.name,
         draft_tokens=draft_tokens,
+        reselect=reselect,
         acceptance=tuple(by_position),
         compare=compare,
         rows=tuple(rows),
+        runs=tuple(runs),
     )
 
 
@@ -115,18 +137,18 @@ def _measure(
     decoder: Decoder,
     case: Case,
     flow: Flow,
+    speculative: SpeculativeParams,
     acceptance: Sequence[float],
     rounds: int,
     sparse: float | None,
 ) -> ExactRow:
     batch, context, name = case
-    schedule, drafts = timing.schedule_named(name, flow), len(acceptance)
+    schedule = timing.schedule_named(name, flow)
     assert schedule is not None, "drafts need a schedule"
-    rule, speculative = Rule.like(schedule, flow), SpeculativeParams(draft_tokens=drafts)
-    engine = build(decoder, rule, batch, context, speculative)
+    engine = build(decoder, Rule.like(schedule, flow), batch, context, speculative)
     engine.runner.draft_rows = ImposedDrafts(engine.runner.drafts, acceptance)
     (dense,) = ScheduleTimer(engine=engine, context=context, steps=32).measure([None], 3, False)
-    bench = _Rounds(engine, schedule, context, drafts, rounds)
+    bench = _Rounds(engine, schedule, context, speculative, rounds)
     draft, verify = bench.device_seconds()
     per_round, tokens = bench.wall_seconds()
     batch, dense_s = engine.max_running, dense.ms_step / 1e3
@@ -154,10 +176,15 @@ class _Rounds:
     """Rounds of one engine, whose rows end before a context."""
 
     def __init__(
-        self, engine: Engine, schedule: Schedule, context: int, drafts: int, rounds: int
+        self,
+        engine: Engine,
+        schedule: Schedule,
+        context: int,
+        speculative: SpeculativeParams,
+        rounds: int,
     ) -> None:
         self.engine, self.schedule, self.context = engine, schedule, context
-        self.speculative, self.rounds = SpeculativeParams(draft_tokens=drafts), rounds
+        self.speculative, self.rounds = speculative, rounds
 
     @contextmanager
     def _warm(self, rounds: int) -> Iterator[list[Sample]]:
@@ -184,26 +211,123 @@ class _Rounds:
     def device_seconds(self) -> tuple[float, float]:
         """Seconds of a draft step, and of a verification of all drafts."""
         runner, device = self.engine.runner, self.engine.model.device
-        drafts, rows = runner.drafts.state, runner.rows
+        count, reselect = self.speculative.draft_tokens, self.speculative.reselect
+        drafted_R, length_R = runner.drafts.state.count_R, runner.rows.length_R
         with self._warm(STEPS) as samples:
-            length_R = rows.length_R.clone()
+            start_R = length_R.clone()
 
             def draft() -> None:
-                drafts.count_R.zero_()
-                rows.length_R.copy_(length_R)
-                runner.decode(samples)
+                drafted_R.zero_()
+                length_R.copy_(start_R)
+                for number in range(count):
+                    ahead = min(reselect, count - number) - 1 if number % reselect == 0 else 0
+                    runner.decode(samples, ahead=ahead, reuse=number % reselect > 0)
 
             def verify() -> None:
-                drafts.count_R.fill_(self.speculative.draft_tokens)
-                rows.length_R.copy_(length_R + self.speculative.draft_tokens)
+                drafted_R.fill_(count)
+                length_R.copy_(start_R + count)
                 runner.verify(samples)
 
             for sample in samples:
-                sample.drafts = self.speculative.draft_tokens
+                sample.drafts = count
             taken = [
                 median(timing.device_seconds(work, STEPS, device) for _ in range(3))
                 for work in (draft, verify)
             ]
-            drafts.count_R.zero_()
-            rows.length_R.copy_(length_R)
-        return taken[0], taken[1]
+            drafted_R.zero_()
+            length_R.copy_(start_R)
+        return taken[0] / count, taken[1]
+
+
+# Complete runs.
+
+
+def _complete(
+    decoder: Decoder,
+    case: Case,
+    flow: Flow,
+    speculative: SpeculativeParams,
+    acceptance: Sequence[float],
+    new_tokens: int,
+) -> Iterator[ExactRun]:
+    """Dense and exact runs of requests to their end, beside the sum of measured steps."""
+    batch, context, name = case
+    schedule = timing.schedule_named(name, flow)
+    assert schedule is not None, "drafts need a schedule"
+    room = new_tokens + (ROUNDS + WARM + 2) * (speculative.draft_tokens + 1)
+    engine = build(decoder, Rule.like(schedule, flow), batch, context + room, speculative)
+    engine.runner.draft_rows = ImposedDrafts(engine.runner.drafts, acceptance)
+    batch = engine.max_running
+    draw = np.random.default_rng(0)
+    unit = engine.policy.quantum  # of what the cache has of a prompt; one token is left to compute
+    lengths = (np.linspace(context // 2, context, batch) // unit * unit + 1).astype(int).tolist()
+    prompts = [draw.integers(decoder.spec.vocabulary, size=n).tolist() for n in lengths]
+    dense_s: float | None = None
+    for who, how in (("dense", {}), ("exact", {"schedule": schedule, "speculative": speculative})):
+        steps = _StepTimes(engine, lengths, new_tokens, how)
+        prompts_s, _ = _generate(engine, prompts, 1, {})
+        _generate(engine, prompts, min(new_tokens, WARM_TOKENS), how)  # captures what is left
+        seconds, done = _generate(engine, prompts, new_tokens, how)
+        expected, dense_s = steps.total(done), dense_s or seconds
+        yield ExactRun(
+            who=who,
+            batch=batch,
+            context=context,
+            new_tokens=new_tokens,
+            seconds_prompts=prompts_s,
+            seconds=seconds,
+            expected=expected,
+            ratio=seconds / expected,
+            tokens_per_s=batch * new_tokens / seconds,
+            speed_up=dense_s / seconds,
+        )
+
+
+def _generate(
+    engine: Engine, prompts: Sequence[list[int]], tokens: int, how: dict[str, Any]
+) -> tuple[float, list[Completion]]:
+    """Seconds of a run, and its answers; prompts of an earlier run are still in the cache."""
+    alike: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True}
+    params = [SamplingParams(**alike, seed=number) for number in range(len(prompts))]
+    done: list[Completion] = []
+
+    def work() -> None:
+        done.extend(engine.generate(prompts, params, **how))
+
+    return timing.seconds(work, engine.model.device), done
+
+
+class _StepTimes:
+    """Seconds of steps of a batch from its first to its last lengths, and of its last rows."""
+
+    def __init__(
+        self, engine: Engine, lengths: Sequence[int], new_tokens: int, how: dict[str, Any]
+    ) -> None:
+        self.engine, self.how = engine, how
+        self.first = self._seconds(lengths)
+        ends = [length + new_tokens for length in lengths]
+        sizes = {batch_bucket(count) for count in range(1, len(lengths))} | {len(lengths)}
+        self.last = {count: self._seconds(ends[-count:]) for count in sizes if count <= len(ends)}
+
+    def _seconds(self, contexts: Sequence[int]) -> float:
+        engine, speculative = self.engine, self.how.get("speculative")
+        width = 1 if speculative is None else speculative.draft_tokens + 1
+        how = {"schedule": None} | self.how | {"room": (ROUNDS + WARM + 2) * width}
+        with running(engine, contexts, **how):
+            timing.repeat(engine.step, WARM)
+            engine.loop.drain()
+            work = partial(timing.repeat, engine.step, ROUNDS)
+            return timing.seconds(work, engine.model.device) / ROUNDS
+
+    def total(self, done: Sequence[Completion]) -> float:
+        """Seconds of these answers, whose first tokens came with their prompts."""
+        steps = [
+            len(each.token_ids) - 1 if each.speculation is None else each.speculation.rounds
+            for each in done
+        ]
+        rows_T = (np.array(steps) > np.arange(max(steps))[:, None]).sum(1)
+        share_T = np.arange(len(rows_T)) / len(rows_T)
+        counts = sorted(self.last)
+        last_T = np.interp(rows_T, counts, [self.last[count] for count in counts])
+        whole = self.last[len(done)]
+        return float(np.sum(last_T * (self.first + (whole - self.first) * share_T) / whole))

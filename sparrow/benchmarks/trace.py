@@ -34,9 +34,9 @@ from sparrow.calibration.planning import cost
 from sparrow.calibration.planning.cost import ByteModel, FloatArray, IntArray, Trace
 from sparrow.engine.engine import Engine
 from sparrow.engine.memory import host_memory
-from sparrow.engine.pool import PAGE
+from sparrow.engine.pool import PAGE, batch_bucket
 from sparrow.engine.requests import pages_for
-from sparrow.engine.runner import PAGES, batch_bucket
+from sparrow.engine.runner import PAGES
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
 from sparrow.schema.bench import TraceBenchmark, TraceCheck, TracePoint, TraceRow

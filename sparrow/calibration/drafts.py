@@ -26,7 +26,7 @@ from sparrow.schema.surface import DraftCell
 from sparrow.schema.types import Progress
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.rule import Rule
-from sparrow.stats import mean_at_k
+from sparrow.stats import mean_over_rows
 
 Figures = dict[str, Any]
 DRAFTS = "drafts.jsonl"
@@ -100,7 +100,7 @@ class DraftRounds:
             positions_B = self.starts_B + step
             lengths_B, slot_B = positions_B + 1, torch.full_like(positions_B, slot)
             block_B = self.table_BM.gather(1, positions_B[:, None] // PAGE).squeeze(1)
-            ahead = min(self.reselect, self.draft_tokens - step) - 1
+            ahead = 0 if self.held is None else min(self.reselect, self.draft_tokens - step) - 1
             attention = PagedDecode(
                 cache=self.cache,
                 table_BM=self.table_BM,
@@ -210,7 +210,7 @@ def _measure(
 def _cell(setting: DraftSetting, figures: Sequence[Figures]) -> DraftCell:
     """Means over prompts with their intervals; shares of a round are what intervals are made of."""
     arm, draft_tokens, reselect = setting
-    share = mean_at_k([[each["accepted"] / draft_tokens] for each in figures])
+    share = mean_over_rows([each["accepted"] / draft_tokens for each in figures])
     ends = {name: value * draft_tokens for name, value in dict(share).items() if value is not None}
     by_position = zip(*(each["acceptance"] for each in figures), strict=True)
     return DraftCell(
@@ -220,6 +220,6 @@ def _cell(setting: DraftSetting, figures: Sequence[Figures]) -> DraftCell:
         reselect=reselect,
         prompts=len(figures),
         rounds=sum(each["rounds"] for each in figures),
-        acceptance=tuple(mean_at_k([[value] for value in means]) for means in by_position),
+        acceptance=tuple(map(mean_over_rows, by_position)),
         accepted=share.replace(**ends),
     )

@@ -19,7 +19,7 @@ from sparrow import ops
 from sparrow.engine.language import Language
 from sparrow.engine.loop import Loop, Output
 from sparrow.engine.memory import allocate, host_memory
-from sparrow.engine.pool import PAGE
+from sparrow.engine.pool import EXACT_BATCH, PAGE
 from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner, without_kernel
 from sparrow.engine.scheduler import Reuse, Scheduler, SchedulerPolicy
@@ -37,8 +37,6 @@ from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.flows.loading import resolve_flow
 from sparrow.sparse.rule import Rule
-
-EXACT_BATCH = 16  # see Engine: exact_batches
 
 InFlight = Literal["continue", "restart"]
 TextOrIds = str | Sequence[int]

@@ -67,7 +67,7 @@ def allocate(
     free -= (max_running + 1) * ops.page_bytes(states, **sizes)
     pages = max(0, min(max_running * width, free // page_bytes))  # more could never be used at once
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    drafts_bytes = room.bytes(spec, max_running + 1, width)
+    drafts_bytes = room.bytes(spec, max_running, width)
     plan = MemoryPlan(weights, page_bytes, pages, max_context, drafts_bytes)
     there = device_memory(device) - drafts_bytes
     if pages * page_bytes > there:
@@ -114,7 +114,7 @@ def _fields(model: Decoder, rule: Rule | None, width: int) -> tuple[Fields, Fiel
 
 def _available(model: Decoder, max_running: int, width: int, room: DraftRoom) -> int:
     """Default bytes for keys and values."""
-    vocabulary, drafts = model.spec.vocabulary, room.bytes(model.spec, max_running + 1, width)
+    vocabulary, drafts = model.spec.vocabulary, room.bytes(model.spec, max_running, width)
     if model.device.type != "cuda":
         return int(device_memory(model.device) * CPU_SHARE) - drafts
     # Logits of every query, prompts, graphs.

@@ -28,6 +28,7 @@ from sparrow.schema.sampling import Acceptance
 NO_STOP = -1
 ACCEPTANCE: tuple[Acceptance | None, ...] = (None, "shared_noise", "rejection")
 PAGE = 16  # tokens; the method's choice: finer pages dominate coarser ones at equal cost
+EXACT_BATCH = 16  # least batch of decode steps on a CPU; see Engine: exact_batches
 
 
 class PagePool:
@@ -126,6 +127,20 @@ def page_keys(root: bytes, ids: Sequence[int], page: int) -> Iterator[bytes]:
     for start in range(0, len(tokens) - page + 1, page):
         key = blake2b(key + tokens[start : start + page].tobytes(), digest_size=16).digest()
         yield key
+
+
+def batch_bucket(batch: int) -> int:
+    """1, 2, 4, 8, 16, then also the sizes halfway between powers of two."""
+    size = 1
+    while size < batch:
+        size *= 2
+    between = size * 3 // 4
+    return between if size > 16 and batch <= between else size
+
+
+def widest_batch(max_running: int) -> int:
+    """Rows of the largest decode step, with those that only pad it."""
+    return max(EXACT_BATCH, batch_bucket(max_running))
 
 
 class Rows:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.engine.pool import Rows
+from sparrow.engine.pool import Rows, batch_bucket
 from sparrow.engine.requests import Request, Sample
 from sparrow.engine.speculation import DraftRows
 from sparrow.models import Decoder
@@ -258,15 +258,6 @@ def without_kernel(model: Decoder, rule: Rule | None) -> set[str]:
     fast = ops.versions(model.device.type, model.dtype, model.spec.head_size)
     needed = GRAPH_OPS if rule is not None else GRAPH_OPS - RULE_OPS
     return set(needed - fast.keys())
-
-
-def batch_bucket(batch: int) -> int:
-    """1, 2, 4, 8, 16, then also the sizes halfway between powers of two."""
-    size = 1
-    while size < batch:
-        size *= 2
-    between = size * 3 // 4
-    return between if size > 16 and batch <= between else size
 
 
 def pages_bucket(pages: int, most: int) -> int:

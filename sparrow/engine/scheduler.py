@@ -425,7 +425,9 @@ def _decodes(sample: Sample, number: int, drafts_left: int) -> bool:
 
 def _decode(samples: list[Sample], drafts_left: int, before: Decode | None) -> Decode:
     """A decode selects pages if any of its samples needs it, or if the one before held none."""
-    held, reuse = 1, before is not None and (before.ahead > 0 or before.reuse)
+    held = 1
+    same = before is not None and len(before.samples) == len(samples)  # more may join, none leaves
+    reuse = before is not None and same and (before.ahead > 0 or before.reuse)
     for sample in samples:
         speculative = sample.request.speculative
         if speculative is None:

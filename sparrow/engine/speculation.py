@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.engine.pool import ACCEPTANCE, Rows
+from sparrow.engine.pool import ACCEPTANCE, Rows, widest_batch
 from sparrow.models import ModelSpec
 from sparrow.models.attention import HeldLists
 from sparrow.schema.sampling import Acceptance, SpeculativeParams
@@ -31,10 +31,10 @@ class DraftRoom(NamedTuple):
         return DraftRoom(max(self.tokens, other.tokens), self.lists or other.lists)
 
     def bytes(self, spec: ModelSpec, rows: int, pages: int) -> int:
-        """Memory for so many rows, of so many pages each."""
-        logits = self.tokens * (4 * spec.vocabulary + 12)
-        lists = spec.layers * spec.kv_heads * (pages + 1) * 4 if self.lists else 0
-        return rows * (logits + lists)
+        """Memory for so many running rows, of so many pages each."""
+        logits = (rows + 1) * self.tokens * (4 * spec.vocabulary + 12)
+        lists = widest_batch(rows) * spec.layers * spec.kv_heads * (pages + 1) * 4
+        return logits + (lists if self.lists else 0)
 
 
 class DraftRows:
@@ -53,7 +53,7 @@ class DraftRows:
             logprobs_RJ=zeros(room.tokens, dtype=torch.float32),
             logits_RJV=zeros(room.tokens, spec.vocabulary, dtype=torch.float32),
         )
-        shape = (spec.layers, count, spec.kv_heads, rows.table_RM.shape[1])
+        shape = (spec.layers, widest_batch(rows.spare), spec.kv_heads, rows.table_RM.shape[1])
         self.held = HeldLists(*shape, device) if room.lists else None
 
     def record(self, at_B: Tensor, ids_B: Tensor, draws: ops.Draws, logits_BV: Tensor) -> None:

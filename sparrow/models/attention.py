@@ -5,6 +5,7 @@ and `PagedVerify` keep keys and values in a page cache. Legend: sparrow/ops/type
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -97,25 +98,30 @@ def _store(
 
 
 class HeldLists:
-    """Page lists of every layer and row [L, R, G, M], which later drafts of a round read again."""
+    """The page lists of a decode step, layer by layer, which later drafts of a round read again.
+
+    These steps have the same rows and tables of the same width.
+    """
 
     def __init__(
-        self, layers: int, rows: int, kv_heads: int, pages: int, device: torch.device
+        self, layers: int, batch: int, kv_heads: int, pages: int, device: torch.device
     ) -> None:
-        shape = (layers, rows, kv_heads)
-        self.pages_LRGM = torch.zeros(*shape, pages, dtype=torch.int32, device=device)
-        self.counts_LRG = torch.zeros(*shape, dtype=torch.int32, device=device)
+        self.kv_heads = kv_heads
+        zeros = partial(torch.zeros, dtype=torch.int32, device=device)
+        self.pages, self.counts = (zeros(layers, batch * kv_heads * n) for n in (pages, 1))
 
-    def store(self, layer: int, rows_B: Tensor, lists: ops.PageLists) -> None:
-        """Keep the lists of these rows."""
-        width = lists.pages.shape[2]
-        self.pages_LRGM[layer, :, :, :width].index_copy_(0, rows_B, lists.pages)
-        self.counts_LRG[layer].index_copy_(0, rows_B, lists.counts)
+    def of(self, layer: int, batch: int, width: int) -> ops.PageLists:
+        """The lists of a layer, for so many rows and tables of so many pages."""
+        lists = batch * self.kv_heads
+        pages, counts = self.pages[layer, : lists * width], self.counts[layer, :lists]
+        shape = (batch, self.kv_heads)
+        return ops.PageLists(pages.view(*shape, width), counts.view(shape))
 
-    def load(self, layer: int, rows_B: Tensor, width: int) -> ops.PageLists:
-        """The lists of these rows, for tables of so many pages."""
-        pages_BGM = self.pages_LRGM[layer, :, :, :width].index_select(0, rows_B)
-        return ops.PageLists(pages_BGM, self.counts_LRG[layer].index_select(0, rows_B))
+    def store(self, layer: int, lists: ops.PageLists, width: int) -> None:
+        """Keep the lists of a layer."""
+        held = self.of(layer, len(lists.pages), width)
+        held.pages[:, :, : lists.pages.shape[2]].copy_(lists.pages)
+        held.counts.copy_(lists.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,27 +165,15 @@ class PagedDecode:
         if self.rule is None or self.budgets is None:
             return None
         select, budgets = self.rule.select, self.budgets[layer]
-        if self.held is None or self.held_lengths_B is None or self.rows_B is None:
-            where = (self.table_BM, self.lengths_B, budgets, self.rows_B)
-            return select(self.cache, layer, q_BHD, *where)
-        if self.rule.is_dense(layer):
-            return None
-        if not self.reuse:
-            where = (self.table_BM, self.held_lengths_B, budgets, self.rows_B)
-            lists = select(self.cache, layer, q_BHD, *where)
-            assert lists is not None, "a sparse layer has lists"
-            self.held.store(layer, self.rows_B, lists)
-        lists = self.held.load(layer, self.rows_B, self.table_BM.shape[1])
-        return _existing(lists, self.lengths_B, self.cache.page)
-
-
-def _existing(lists: ops.PageLists, lengths_B: Tensor, page: int) -> ops.PageLists:
-    """Lists without the pages that rows have not reached yet, which are the last ones."""
-    pages_B11 = (lengths_B[:, None, None] + page - 1) // page
-    index_M = torch.arange(lists.pages.shape[2], device=lists.pages.device)
-    listed_BGM = (index_M < lists.counts[:, :, None]) & (lists.pages < pages_B11)
-    counts_BG = listed_BGM.sum(2, dtype=torch.int32)
-    return ops.PageLists(lists.pages.masked_fill(~listed_BGM, -1), counts_BG)
+        batch, width = self.table_BM.shape
+        if self.reuse and self.held is not None:
+            return None if self.rule.is_dense(layer) else self.held.of(layer, batch, width)
+        lengths_B = self.lengths_B if self.held_lengths_B is None else self.held_lengths_B
+        where = (self.table_BM, lengths_B, budgets, self.rows_B)
+        lists = select(self.cache, layer, q_BHD, *where)
+        if self.held is not None and lists is not None:
+            self.held.store(layer, lists, width)
+        return lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

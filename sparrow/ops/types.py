@@ -24,7 +24,8 @@ class PageLists(NamedTuple):
     """The pages that each row and KV head attends to.
 
     pages  int32 [B, G, K]  logical page numbers (0 = first page of the sequence), ascending;
-                            entries at or beyond the count are -1
+                            entries at or beyond the count are void; pages that a row
+                            has not reached are skipped
     counts int32 [B, G]     how many entries of each list are valid
     """
 

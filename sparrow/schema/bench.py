@@ -73,6 +73,7 @@ class BenchExactConfig(Record):
         (), "batch,context,SCHEDULE of the drafts, such as fixed-512-all. Default: by machine."
     )
     draft_tokens: DraftTokens = option(8, "Drafts of a round.")
+    reselect: DraftTokens = option(1, "Drafts that read the pages selected for the first of them.")
     acceptance: Several[Fraction] = option(
         (0.95,), "Imposed, by position in a round; the last one counts for those beyond."
     )
@@ -80,6 +81,11 @@ class BenchExactConfig(Record):
     flow: Name = "block_mean"
     dtype: Name | None = option(None, DTYPE)
     rounds: Count = option(8, "Rounds timed.")
+    new_tokens: Tokens | None = option(
+        None,
+        "Also run every case to its end: prompts of half its context to all of it, and so many "
+        "tokens each.",
+    )
 
 
 class BenchRolloutConfig(Record):
@@ -235,6 +241,24 @@ class ExactRow(Record):
     speed_up_sparse: float | None
 
 
+class ExactRun(Record):
+    """All requests of a case to their end, beside the sum of measured steps or rounds.
+
+    Prompts are computed before the clock starts, in `seconds_prompts`.
+    """
+
+    who: str
+    batch: int
+    context: int
+    new_tokens: int
+    seconds_prompts: float
+    seconds: float
+    expected: float
+    ratio: float  # to what is expected
+    tokens_per_s: float
+    speed_up: float
+
+
 class ExactBenchmark(ModelBenchmark):
     """`sparrow bench exact`: acceptance is imposed, by position in a round."""
 
@@ -246,9 +270,11 @@ class ExactBenchmark(ModelBenchmark):
 
     flow: str
     draft_tokens: int
+    reselect: int
     acceptance: tuple[float, ...]
     compare: str | None
     rows: tuple[ExactRow, ...]
+    runs: tuple[ExactRun, ...]
 
 
 class LayerRow(Record):

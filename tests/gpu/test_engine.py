@@ -79,13 +79,12 @@ def test_budget_of_the_length_is_dense_bit_for_bit(model: models.Decoder) -> Non
     assert same(dense, whole)
 
 
+@pytest.mark.parametrize("reselect", [1, 3])
 @pytest.mark.parametrize("acceptance", ["shared_noise", "rejection"])
-def test_exact_decoding(model: models.Decoder, acceptance: Any) -> None:
+def test_exact_decoding(model: models.Decoder, acceptance: Any, reselect: int) -> None:
     """Graphs equal eager rounds; in fp32 shared noise gives the tokens of dense decoding."""
-    how = {
-        "schedule": SPARSE,
-        "speculative": SpeculativeParams(draft_tokens=5, acceptance=acceptance),
-    }
+    speculative = SpeculativeParams(draft_tokens=5, acceptance=acceptance, reselect=reselect)
+    how = {"schedule": SPARSE, "speculative": speculative}
     replayed = engine(model).generate(PROMPTS, params(), **how)
     assert same(replayed, engine(model, graphs=False).generate(PROMPTS, params(), **how))
     spec = SpeculationStats.total(completion.speculation for completion in replayed)
@@ -96,6 +95,34 @@ def test_exact_decoding(model: models.Decoder, acceptance: Any) -> None:
             assert mine.token_ids.tolist() == other.token_ids.tolist()
             np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-3)
     _check_log_probs(model, replayed)
+
+
+def test_all_decodings_in_one_batch(model: models.Decoder) -> None:
+    """Truncation, stop tokens, hidden states, unequal draft lengths, and swaps around them."""
+    fp32 = model.dtype == torch.float32
+    cut = params(n=1, top_p=0.9, top_k=40, stop_token_ids=(3, 17))
+    options = OutputOptions(hidden_states=True, top_logprobs=2)
+    requests: list[dict[str, Any]] = [{}, {"schedule": SPARSE}]
+    for drafts, acceptance in ((2, "shared_noise"), (7, "rejection"), (5, "shared_noise")):
+        how = SpeculativeParams(draft_tokens=drafts, acceptance=acceptance, reselect=drafts // 2)
+        requests.append({"schedule": SPARSE, "speculative": how})
+    dense = engine(model).generate([PROMPTS[1]], cut, options=options)[0]
+    running = engine(model, kv_bytes=engine(model).memory.page_bytes * 100)
+    numbers = [running.add(PROMPTS[1], cut, options=options, **how) for how in requests]
+    running.add(PROMPTS[4], params(n=9))
+    done: dict[int, Completion] = {}
+    while not running.idle:
+        for output in running.step():
+            if output.completion is not None:
+                done[output.request] = output.completion
+        running.check_integrity()
+    for number, how in zip(numbers, requests, strict=True):
+        mine, speculative = done[number], how.get("speculative")
+        assert len(mine.hidden) == len(mine.token_ids) == len(mine.logprobs)
+        shared = not how or (speculative and speculative.acceptance == "shared_noise")
+        if shared and fp32:
+            assert mine.token_ids.tolist() == dense.token_ids.tolist()
+            np.testing.assert_allclose(mine.hidden, dense.hidden, atol=1e-3)
 
 
 def test_log_probs_are_those_of_a_dense_pass(model: models.Decoder) -> None:

@@ -43,7 +43,7 @@ def _no_gradients():
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.parametrize("tokens", [1, 3, 16, 17, 33, 64])
+@pytest.mark.parametrize("tokens", [1, 3, 16, 17, 33, 64, 288])
 def test_products_are_as_exact_as_the_definitions(name: str, tokens: int) -> None:
     run, op, tensors, options = case(name, tokens)
     check_as_exact(run(), op.definition, tensors, options)

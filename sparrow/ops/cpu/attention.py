@@ -119,9 +119,11 @@ def _lists(
     if lists is None:
         counts_B = -(-lengths_B // page)
         return np.empty((0, 0, 0), np.int32), np.repeat(counts_B[:, None], kv_heads, axis=1)
-    return integers(lists.pages, np.int32), integers(lists.counts, np.int32) * (
-        lengths_B[:, None] > 0
-    )
+    pages_BGK, counts_BG = (integers(part, np.int32) for part in lists)
+    reached_B11 = -(-lengths_B[:, None, None] // page)
+    listed_BGK = np.arange(pages_BGK.shape[2]) < counts_BG[:, :, None]
+    reached_BG = (listed_BGK & (pages_BGK < reached_B11)).sum(2, dtype=np.int32)
+    return pages_BGK, np.where(counts_BG <= pages_BGK.shape[2], reached_BG, counts_BG)
 
 
 # The kernels.

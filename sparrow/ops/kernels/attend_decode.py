@@ -30,7 +30,9 @@ MOST_SPLITS = 64  # of a row
 LEAST_SPLIT = 128  # tokens of one program, where there are few
 EVEN_SPLIT = 1024  # tokens of one program, where there are enough
 LONG_SPLIT = 2048  # maximum tokens of one program: more splits instead of longer ones
-JOIN_TILE = 32  # splits that are joined per step
+MOST_JOINED = 16  # splits that are joined per step
+JOIN_WARPS = 1
+VERIFY_STAGES = 3  # with one more, the partial results of many queries leave room for one program
 MOST_GROUP = 64  # query heads of a KV head
 LOWEST = tl.constexpr(-1e30)  # a maximum of no scores
 MOST_QUERIES = 128  # of a KV head: query heads, each with all tokens that are verified
@@ -163,13 +165,14 @@ def _attend(
         PADDED=padded,
         DIRECT=splits == 1,
         num_warps=max(cut.warps, padded // 16),
-        num_stages=cut.stages,
+        num_stages=cut.stages if queries == 1 else VERIFY_STAGES,
     )
     if splits > 1:
         _join[q_BHD.shape[1], len(q_BHD)](
             *(out_BHD, *partials, lengths_B, counts, *sizes),
             **shape,
-            JOINED=JOIN_TILE,
+            JOINED=min(MOST_JOINED, triton.next_power_of_2(cut.splits)),
+            num_warps=JOIN_WARPS,
         )
     return out_BHD
 
@@ -319,8 +322,7 @@ def _attend_split(
         token_t += TILE
         block_t, real_t = _look_up(table, pages, token_t, count, length, table_column, PAGE, LISTED)
         higher_r = tl.maximum(top_r, tl.max(score_rt, 1))
-        if QUERIES > 1:  # a token may see nothing of a tile
-            higher_r = tl.maximum(higher_r, LOWEST)
+        higher_r = tl.maximum(higher_r, LOWEST)  # a token may see nothing of a tile
         weight_rt = tl.exp2(score_rt - higher_r[:, None])
         shrink_r = tl.exp2(top_r - higher_r)
         total_r = total_r * shrink_r + tl.sum(weight_rt, 1)

@@ -26,6 +26,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 from sparrow.ops.dispatch import needs_gradients, weights_settled
 from sparrow.ops.kernels.overlap import let_next_start, overlap_options, wait, when_ready
@@ -35,6 +36,7 @@ ARRIVALS = 4096  # most column blocks of a split product
 PROCESSORS = 132
 LEAST_SPAN = 256  # of the depth, for one of several splits
 HEADS = 8  # of a program
+GATE_COLUMNS = 1024  # of a program
 SIZES = (32, 64, 128, 256)  # of a head
 
 
@@ -45,10 +47,11 @@ def supports_dtype(op: str, dtype: torch.dtype, head_size: int) -> bool:
 
 
 def supports(op: str, x_TK: Tensor, *others: Tensor | None, **options: Any) -> bool:
-    """No gradients and contiguous rows; a product of few tokens, in one dtype."""
+    """No gradients and contiguous rows; a product of few tokens (a gated one: any), in one dtype."""
     tensors = [x_TK, *(tensor for tensor in others if tensor is not None)]
     fits_op = _heads_fit if op == "split_heads" else _product_fits
-    return not needs_gradients(*tensors) and fits_op(*tensors, **options)
+    few = op in ("split_heads", "norm_gated") or len(x_TK) <= TOKENS
+    return few and not needs_gradients(*tensors) and fits_op(*tensors, **options)
 
 
 def _heads_fit(qkv_TE: Tensor, cos_TD: Tensor, sin_TD: Tensor, *norms: Tensor, **_: Any) -> bool:
@@ -68,7 +71,7 @@ def _product_fits(x_TK: Tensor, *others: Tensor, eps: float | None = None) -> bo
     dtypes = (torch.bfloat16,) if eps is not None else (torch.bfloat16, torch.float16)
     return (
         x_TK.dtype in dtypes
-        and 1 <= len(x_TK) <= TOKENS
+        and len(x_TK) > 0
         and x_TK.stride(-1) == 1
         and all(tensor.dtype == x_TK.dtype for tensor in others)
         and all(tensor.is_contiguous() and tensor.numel() < 2**31 for tensor in others)
@@ -127,6 +130,8 @@ def norm_linear(
 
 
 def norm_gated(x_TC: Tensor, norm_C: Tensor, weight_FC: Tensor, *, eps: float) -> Tensor:
+    if len(x_TC) > TOKENS:
+        return gate(F.linear(F.rms_norm(x_TC, norm_C.shape, norm_C, eps), weight_FC))
     out_TF = x_TC.new_empty(len(x_TC), len(weight_FC) // 2)
     return _product("norm_gated", x_TC, weight_FC, out_TF, norm=norm_C, eps=eps)
 
@@ -344,6 +349,30 @@ def _store(out, values, columns, T, N, TOKENS: tl.constexpr):
     mask = (tokens < T)[:, None] & (columns < N)[None, :]
     at = out + tokens[:, None] * N + columns[None, :]
     tl.store(at, values.to(out.dtype.element_ty), mask=mask)
+
+
+# Gates, where the product is cuBLAS's.
+
+
+def gate(gate_up_TF: Tensor) -> Tensor:
+    tokens, width = gate_up_TF.shape[0], gate_up_TF.shape[1] // 2
+    out_TF = gate_up_TF.new_empty(tokens, width)
+    _gate_kernel[(tokens, triton.cdiv(width, GATE_COLUMNS))](
+        gate_up_TF.contiguous(), out_TF, width, COLUMNS=GATE_COLUMNS
+    )
+    return out_TF
+
+
+@triton.jit
+def _gate_kernel(gate_up, out, width, COLUMNS: tl.constexpr):
+    """Both factors are rounded before they are multiplied, as in the definition."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    real = column < width
+    x = tl.load(gate_up + token * 2 * width + column, real, 0.0).to(tl.float32)
+    up = tl.load(gate_up + token * 2 * width + width + column, real, 0.0)
+    gated = (x / (1 + tl.exp(-x))).to(up.dtype)
+    tl.store(out + token * width + column, gated * up, real)
 
 
 # Heads.

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from sparrow.ops.dispatch import op
-from sparrow.ops.reference.sampling import Draws, inverse_cdf, uniforms
+from sparrow.ops.reference.sampling import Draws, sample, uniforms
 from sparrow.ops.types import DraftState, RowState, StepInputs
 
+LOWEST = -1e30  # a logit of no weight
 ACCEPT, RESAMPLE = 0x5DEECE66D, 0x2545F4914F6CDD1D  # streams of uniforms beside that of the draws
 
 
@@ -106,7 +107,8 @@ def resample(
     residual_BV = (p_BV - logq_BV.exp().nan_to_num(nan=0.0)).clamp(min=0)
     some_B = rejected_B & (residual_BV.sum(1) > 0)  # none: p = q up to rounding
     weight_BV = torch.where(some_B[:, None], residual_BV, p_BV)
-    return inverse_cdf(weight_BV, uniforms(seeds_B ^ RESAMPLE, counters_B))
+    logits_BV = weight_BV.log().clamp(min=LOWEST)  # a draw wants finite logits
+    return sample(logits_BV, seeds_B ^ RESAMPLE, counters_B, torch.ones_like(p_BV[:, 0])).tokens
 
 
 def accept_equal(tokens_BJ: Tensor, drafts_BJ: Tensor, count_B: Tensor) -> Tensor:

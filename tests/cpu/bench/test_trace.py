@@ -12,7 +12,8 @@ from support.specs import TINY as SPEC
 from sparrow import models
 from sparrow.benchmarks import timing, trace
 from sparrow.calibration.planning import cost
-from sparrow.engine.runner import batch_bucket, pages_bucket
+from sparrow.engine.pool import batch_bucket
+from sparrow.engine.runner import pages_bucket
 
 LENGTHS = [190, 90, 140]
 

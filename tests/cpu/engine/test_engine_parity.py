@@ -12,7 +12,7 @@ from support.engines import SPARSE, alone, count_prefill, engine_of, prompt, run
 from support.flows import COUNTING, IN_FP8, mean_flow
 
 from sparrow.engine import generate as readable_loop
-from sparrow.engine.engine import EXACT_BATCH
+from sparrow.engine.pool import EXACT_BATCH
 from sparrow.engine.requests import sample_seeds
 from sparrow.models.lora import Adapter
 from sparrow.schema.sampling import Completion

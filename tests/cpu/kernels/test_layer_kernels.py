@@ -46,6 +46,12 @@ def test_products() -> None:
         assert given is None or torch.equal(tensors[-1], given)
 
 
+def test_a_gate_of_many_tokens() -> None:
+    tensors, options = kernel_cases.product("norm_gated", 70, 40, 72, draw, bias=False, gaps=True)
+    out = kernels.norm_gated(*tensors, **options)
+    assert torch.equal(out, layers.norm_gated.definition(*tensors, **options))
+
+
 def test_the_launch_of_a_shape_is_one_that_was_measured_or_the_rule(monkeypatch) -> None:
     measured = LinearLaunch(columns=64, depth=64)
     monkeypatch.setitem(kernels.LAUNCHES, ("linear_add", 32, 100, 200), measured)
