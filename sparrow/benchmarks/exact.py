@@ -45,7 +45,6 @@ from sparrow.sparse.rule import Rule
 IMPOSED = 0x1234567  # the stream of uniforms of imposed verdicts
 WARM = 3  # rounds before the clock starts
 STEPS = 16  # timed draft steps and verifications
-WARM_TOKENS = 32  # of an answer before the clock starts
 ROUNDS = 4  # timed of a complete run's first and last lengths
 
 
@@ -63,10 +62,8 @@ class ImposedDrafts(DraftRows):
         seeds_BQ, counters_BQ = (
             part.view_as(verdict.tokens_BQ) for part in (step.seeds_B, step.counters_B)
         )
-        accept_BJ = (
-            uniforms(seeds_BQ ^ IMPOSED, counters_BQ)[:, :-1]
-            < self.acceptance_J[: seeds_BQ.shape[1] - 1]
-        )
+        uniform_BJ = uniforms(seeds_BQ ^ IMPOSED, counters_BQ)[:, :-1]
+        accept_BJ = uniform_BJ < self.acceptance_J[: uniform_BJ.shape[1]]
         accepted_B = leading_accepted(accept_BJ, self.state.count_R[at_B])
         return verdict._replace(emitted_B=accepted_B + 1)
 
@@ -266,7 +263,7 @@ def _complete(
     for who, how in (("dense", {}), ("exact", {"schedule": schedule, "speculative": speculative})):
         steps = _StepTimes(engine, lengths, new_tokens, how)
         prompts_s, _ = _generate(engine, prompts, 1, {})
-        _generate(engine, prompts, min(new_tokens, WARM_TOKENS), how)  # captures what is left
+        _generate(engine, prompts, new_tokens, how)  # captures the graphs of all its steps
         seconds, done = _generate(engine, prompts, new_tokens, how)
         expected, dense_s = steps.total(done), dense_s or seconds
         yield ExactRun(

@@ -253,10 +253,8 @@ class Sample:
 
         An answer that ended within the round has taken fewer than it emitted: no more count.
         """
-        for counts, count in (
-            (self.drafted, min(drafts, taken)),
-            (self.accepted, min(emitted - 1, taken)),
-        ):
+        drafted = drafts if taken == emitted else min(drafts, taken)
+        for counts, count in ((self.drafted, drafted), (self.accepted, min(emitted - 1, taken))):
             counts += [0] * (count - len(counts))
             counts[:count] = (before + 1 for before in counts[:count])
         self.rounds += 1

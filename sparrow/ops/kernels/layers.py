@@ -47,7 +47,7 @@ def supports_dtype(op: str, dtype: torch.dtype, head_size: int) -> bool:
 
 
 def supports(op: str, x_TK: Tensor, *others: Tensor | None, **options: Any) -> bool:
-    """No gradients and contiguous rows; a product of few tokens (a gated one: any), in one dtype."""
+    """No gradients, contiguous rows, one dtype; few tokens of a product, but any of a gated one."""
     tensors = [x_TK, *(tensor for tensor in others if tensor is not None)]
     fits_op = _heads_fit if op == "split_heads" else _product_fits
     few = op in ("split_heads", "norm_gated") or len(x_TK) <= TOKENS

@@ -1,5 +1,6 @@
 """Exact decoding: with shared noise the tokens of dense decoding, else its distribution."""
 
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -223,6 +224,11 @@ def test_statistics_say_what_was_drafted_and_accepted(model) -> None:
     spec = sparse.speculation
     assert 0 < spec.accepted_tokens < spec.draft_tokens
     assert spec.rounds + spec.accepted_tokens == 37  # the first token comes from the prompt
+    # Drafts behind a rejected one count too: shares of rounds fall from position to position.
+    first, *others = spec.accepted_by_position
+    assert spec.drafted_by_position[0] >= spec.rounds - 1
+    assert all(before >= after for before, after in pairwise([first, *others]))
+    assert spec.draft_tokens >= 5 * (spec.rounds - 2)
 
 
 def test_what_cannot_draft_is_refused(model) -> None:

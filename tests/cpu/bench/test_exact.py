@@ -1,0 +1,35 @@
+"""The benchmark of exact decoding: verdicts are imposed, and complete runs end as rounds say."""
+
+import pytest
+from support.results import check_output
+from support.specs import TINY as SPEC
+
+from sparrow.benchmarks import exact
+
+CASE = (3, 512, "fixed-64-all")
+
+
+@pytest.mark.parametrize(("acceptance", "tokens"), [(1.0, 5), (0.0, 1)])
+@pytest.mark.parametrize("reselect", [1, 3])
+def test_imposed_acceptance(acceptance: float, tokens: int, reselect: int) -> None:
+    how = {"draft_tokens": 4, "reselect": reselect, "acceptance": (acceptance,), "rounds": 2}
+    result = exact.run(model=SPEC, dtype="fp32", cases=[CASE], **how)
+    (row,) = result.rows
+    assert row.tokens_per_round == tokens
+    assert row.speed_up == pytest.approx(tokens * row.ms_dense / row.ms_round)
+    assert min(row.ms_draft, row.ms_verify) > 0
+    assert not result.runs
+    check_output(result)
+
+
+def test_by_position_and_to_the_end() -> None:
+    """The first draft is accepted, the second is not: two tokens a round."""
+    how = {"draft_tokens": 3, "acceptance": (1.0, 0.0), "rounds": 2, "compare": "fixed-96"}
+    result = exact.run(model=SPEC, dtype="fp32", cases=[CASE], new_tokens=21, **how)
+    assert result.rows[0].tokens_per_round == 2
+    assert result.rows[0].speed_up_sparse > 0
+    dense, speculative = result.runs
+    assert (dense.who, dense.speed_up, speculative.who) == ("dense", 1.0, "exact")
+    for run in result.runs:
+        assert run.ratio == pytest.approx(run.seconds / run.expected)
+        assert run.tokens_per_s == pytest.approx(3 * 21 / run.seconds)
