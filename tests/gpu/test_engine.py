@@ -16,6 +16,7 @@ from sparrow.engine import Engine, generate
 from sparrow.models.attention import Packed
 from sparrow.ops.kernels import sampling as row_kernels
 from sparrow.schema.sampling import (
+    Acceptance,
     Completion,
     OutputOptions,
     SamplingParams,
@@ -103,9 +104,11 @@ def test_all_decodings_in_one_batch(model: models.Decoder) -> None:
     cut = params(n=1, top_p=0.9, top_k=40, stop_token_ids=(3, 17))
     options = OutputOptions(hidden_states=True, top_logprobs=2)
     requests: list[dict[str, Any]] = [{}, {"schedule": SPARSE}]
-    for drafts, acceptance in ((2, "shared_noise"), (7, "rejection"), (5, "shared_noise")):
-        how = SpeculativeParams(draft_tokens=drafts, acceptance=acceptance, reselect=drafts // 2)
-        requests.append({"schedule": SPARSE, "speculative": how})
+    rules: tuple[tuple[int, Acceptance], ...]
+    rules = (2, "shared_noise"), (7, "rejection"), (5, "shared_noise")
+    for drafts, acceptance in rules:
+        own = SpeculativeParams(draft_tokens=drafts, acceptance=acceptance, reselect=drafts // 2)
+        requests.append({"schedule": SPARSE, "speculative": own})
     dense = engine(model).generate([PROMPTS[1]], cut, options=options)[0]
     running = engine(model, kv_bytes=engine(model).memory.page_bytes * 100)
     numbers = [running.add(PROMPTS[1], cut, options=options, **how) for how in requests]
