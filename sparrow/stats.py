@@ -28,6 +28,20 @@ beside the plain percentile bootstrap; tests/support/prompts.py has the designs:
 Where prompts differ, nearly all misses have the truth below the interval: the sample lacks the bad
 prompts. So below 48 prompts (effective ones, where lengths differ this much) it is too optimistic.
 
+**Rates of rare tokens** (`rate_interval`), such as hard misses: tokens of which the dense policy is
+sure (entropy under 0.1 nats) and the sparse actor is not (acceptance under 0.5).
+The interval is Poisson's of as many independent events as would spread like those of the prompts do
+(at most those there are), with Student's quantile for few prompts. Without an event its upper end
+is 3.7 in all tokens. How often 95 % intervals held the truth, in % of 2000 samples:
+
+    prompts                          8     16     32     48     96
+    independent, 0.2 a prompt      99.8   99.3   97.6   97.3   97.3
+    independent, 2 a prompt        99.5   98.5   97.7   96.4   96.5
+    rates from Gamma(1)            98.0   96.5   96.6   94.5   96.3
+    rates from Gamma(0.3)          94.7   93.2   93.4   93.2   93.6
+    15 % of prompts are bad        82.3   87.7   94.2   94.7   95.3
+    Gamma(0.5), lognormal lengths  96.2   93.7   92.4   92.2   93.2
+
 **Accuracy over rows** (`mean_at_k`, `pass_at_k`).
 Answers to one row are not independent, so rows are counted. Both figures are means over
 rows of a number from 0 to 1: the share of right answers, or the chance that one of k drawn without
@@ -74,6 +88,15 @@ Rejects = Callable[[Array, bool], npt.NDArray[np.bool_]]
 
 TAIL = 0.05
 """The quantile of acceptance that targets are about: p05."""
+
+FAR_TAIL = 0.001
+"""That of the worst tokens: p0.1."""
+
+UNCERTAIN = 0.1
+"""Nats of dense entropy above which a token is uncertain: either choice may be right."""
+
+MISS = 0.5
+"""Acceptance below which a token that is not uncertain is a hard miss."""
 
 DRAWS = 999
 STEPS = 32  # thresholds tested at once
@@ -128,6 +151,37 @@ def quantile_interval(
     low = tokens[_farthest(partial(outside, "right"), int(np.floor(place)), 0)]
     high = tokens[_farthest(partial(outside, "left"), int(np.ceil(place)), len(tokens) - 1)]
     return Interval(value=value, low=float(low), high=float(high))
+
+
+def hard_misses(alpha: Values, entropy: Values) -> npt.NDArray[np.bool_]:
+    """Which tokens the dense policy is sure of, and the sparse actor is not."""
+    return (np.asarray(entropy) < UNCERTAIN) & (np.asarray(alpha) < MISS)
+
+
+def rate_interval(groups: Sequence[npt.NDArray[np.bool_]], per: float = 1000.0) -> Interval:
+    """How many of `per` tokens are true, with its 95 % interval over groups (of a prompt each).
+
+    Empty groups are left out. One group alone says nothing about others: its upper end is `per`.
+    """
+    groups = [np.asarray(group).ravel() for group in groups if len(group)]
+    if not groups:
+        raise ValueError("an interval needs tokens, got none")
+    counts, sizes = (np.array([f(g) for g in groups], np.float64) for f in (np.sum, len))
+    events, tokens = counts.sum(), sizes.sum()
+    value = float(events / tokens * per)
+    effective = float(tokens**2 / (sizes**2).sum())
+    if effective - 1 < NOTHING:
+        return Interval(value=value, low=0.0, high=per)
+    spread = 1.0  # variance, in that of independent events
+    if events:
+        left = counts - events / tokens * sizes
+        observed = (left**2).sum() * len(groups) / (len(groups) - 1) / events
+        few = student(effective - 1, ONE_SIDE) / student(np.inf, ONE_SIDE)
+        spread = max(1.0, float(observed)) * few**2
+    low = special.gammaincinv(events / spread, ONE_SIDE) if events else 0.0
+    high = special.gammaincinv(events / spread + 1, 1 - ONE_SIDE)
+    scale = spread / tokens * per
+    return Interval(value=value, low=float(low * scale), high=min(per, float(high * scale)))
 
 
 def _farthest(rejects: Callable[[Ranks], npt.NDArray[np.bool_]], inside: int, outside: int) -> int:

@@ -15,16 +15,26 @@ use it.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sparrow.calibration.store import MeasuredSequence
+from sparrow.schema.evaluation import Estimate
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, Estimators, LayerLoss
-from sparrow.stats import SATURATED, TAIL, Interval, fit_beta, quantile_interval
+from sparrow.stats import (
+    FAR_TAIL,
+    SATURATED,
+    TAIL,
+    UNCERTAIN,
+    Interval,
+    fit_beta,
+    hard_misses,
+    quantile_interval,
+    rate_interval,
+)
 
-UNCERTAIN = 0.1  # nats of dense entropy above which a token was a decision
 DOUBT = 2.0  # intervals of few prompts are too narrow: they count as so many times as wide
 LEAST_SHARE, MOST_SHARE, STEP = 0.25, 4.0, 0.05
 SLOPES = (0.25, 3.0)  # of losses against budgets, clipped to this range
@@ -82,7 +92,7 @@ class Tokens:
         place = getattr(self, by)
         return self.where((place >= start) & (place < stop))
 
-    def by_prompt(self, values: Array | None = None) -> list[Array]:
+    def by_prompt(self, values: npt.NDArray[Any] | None = None) -> list[npt.NDArray[Any]]:
         """Split values (default: acceptance) by prompt."""
         edges = np.flatnonzero(np.diff(self.prompt)) + 1
         return np.split(self.alpha if values is None else values, edges) if len(self) else []
@@ -95,6 +105,15 @@ def _joined(parts: Sequence[npt.ArrayLike], dtype: npt.DTypeLike) -> npt.NDArray
 def tail_interval(tokens: Tokens) -> Interval:
     """p05 of acceptance with its interval over prompts."""
     return quantile_interval(tokens.by_prompt(), TAIL)
+
+
+def hard_miss_rate(tokens: Tokens) -> Interval:
+    """Hard misses per 1000 tokens with their interval over prompts."""
+    return rate_interval(tokens.by_prompt(hard_misses(tokens.alpha, tokens.entropy)))
+
+
+def _estimate(found: Interval) -> Estimate:
+    return Estimate(**found._asdict())
 
 
 def cells(
@@ -134,6 +153,8 @@ def cells(
                 uncertain_p05=float(np.quantile(doubtful, TAIL)) if len(doubtful) else None,
                 uncertain=len(doubtful),
                 estimators=estimators(inside, top_k),
+                p0_1=_estimate(quantile_interval(inside.by_prompt(), FAR_TAIL)),
+                hard_misses=_estimate(hard_miss_rate(inside)),
             )
         )
     return binned

@@ -77,30 +77,42 @@ def _kept(row: Any) -> str:
 
 
 def tails_tables(surface: Surface, variant: str) -> list[Table]:
-    """p05 and its interval by budget and length; green: surely at the target, red: surely not.
+    """p05 and its interval by budget and length; green: surely at the target, red: surely not."""
+    target = surface.targets[0]
+    title = f"{variant}: p05 of acceptance by total length"
+    return _by_length(surface, variant, title, f"target {target}", lambda c: _tail(c, target))
 
-    As many tables as fit their bins side by side into 80 columns.
-    """
-    target, budgets = surface.targets[0], surface.kept(variant)
+
+def misses_tables(surface: Surface, variant: str) -> list[Table]:
+    """Hard misses and their interval by budget and length; none in older surfaces."""
+    if not any(cell.hard_misses for cell in surface.cells):
+        return []
+    title = f"{variant}: hard misses per 1000 tokens by total length"
+    about = "dense entropy under 0.1 nats and acceptance under 0.5"
+    return _by_length(surface, variant, title, about, _misses)
+
+
+def _by_length(
+    surface: Surface, variant: str, title: str, about: str, show: Callable[[Cell], Text | str]
+) -> list[Table]:
+    """Figures of cells by budget and length; as many tables as fit their bins into 80 columns."""
+    budgets = surface.kept(variant)
     arms: dict[str, Sequence[Cell]] = {str(kept): surface.of(variant, kept) for kept in budgets}
     bins = sorted({(cell.start, cell.stop) for cells in arms.values() for cell in cells})
     names = {start: f"{start}_to_{stop}" for start, stop in bins}
+    none: dict[str, Text | str] = dict.fromkeys(names.values(), "-")
     rows = [
-        {"budget": name}
-        | dict.fromkeys(names.values(), "-")
-        | {names[cell.start]: _tail(cell, target) for cell in cells if cell.start in names}
+        none
+        | {"budget": name}
+        | {names[cell.start]: show(cell) for cell in cells if cell.start in names}
         for name, cells in (arms | {"dense (floor)": surface.floor}).items()
     ]
-    return [
-        figures(
-            f"{variant}: p05 of acceptance by total length",
-            rows,
-            " ".join(["budget", *part]),
-            caption=f"{surface.model}, {surface.dtype} on {surface.device}; {surface.prompts}; "
-            f"95 % intervals over prompts; target {target}",
-        )
-        for part in _parts([*names.values()], MOST_BINS)
-    ]
+    caption = (
+        f"{surface.model}, {surface.dtype} on {surface.device}; {surface.prompts}; "
+        f"95 % intervals over prompts; {about}"
+    )
+    parts = _parts([*names.values()], MOST_BINS)
+    return [figures(title, rows, " ".join(["budget", *part]), caption=caption) for part in parts]
 
 
 def _parts(names: list[str], most: int) -> list[list[str]]:
@@ -112,6 +124,12 @@ def _parts(names: list[str], most: int) -> list[list[str]]:
 def _tail(cell: Cell, target: float) -> Text:
     text = Text(f"{cell.p05:.3f}\n", style=verdict(cell, target)[1])
     return text.append(f"{cell.low:.3f}\n{cell.high:.3f}", style="dim")
+
+
+def _misses(cell: Cell) -> Text | str:
+    if (found := cell.hard_misses) is None:
+        return "-"
+    return Text(f"{found.value:.4g}\n").append(f"{found.low:.4g}\n{found.high:.4g}", style="dim")
 
 
 def verdict(cell: Cell, target: float) -> tuple[str, str]:

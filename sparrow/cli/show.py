@@ -22,6 +22,7 @@ from sparrow.calibration.tables import (
     flow_check_tables,
     flow_score_table,
     layers_table,
+    misses_tables,
     plan_tables,
     tails_tables,
 )
@@ -114,8 +115,8 @@ def _surface_tables(surface: Surface, check: bool) -> list[Table]:
     drafts = [drafts_table(surface.drafts)] if surface.drafts else []
     if check:
         return [check_table(surface, surface.targets[0]), *drafts]
-    variants = (variant.name for variant in surface.variants)
-    tables = [table for name in variants for table in tails_tables(surface, name)]
+    variants, shown = [variant.name for variant in surface.variants], (tails_tables, misses_tables)
+    tables = [table for show in shown for name in variants for table in show(surface, name)]
     if surface.layers:
         shares = next((variant.shares for variant in surface.variants if variant.shares), ())
         tables.append(layers_table(surface.layers, shares))

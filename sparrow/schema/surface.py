@@ -104,6 +104,8 @@ class Cell(Record):
     uncertain_p05: float | None  # p05 of tokens with dense entropy over 0.1 nats
     uncertain: int  # how many those are
     estimators: Estimators | None = None
+    p0_1: Estimate | None = None  # the 0.1 % quantile of acceptance; older files have none
+    hard_misses: Estimate | None = None  # per 1000 tokens; see sparrow/stats.py
 
 
 class LayerLoss(Record):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.prompts import DESIGNS, truth
 
-from sparrow.stats import Interval, quantile_interval
+from sparrow.stats import Interval, hard_misses, quantile_interval, rate_interval
 
 
 def coverage(name: str, prompts: int, repetitions: int, draws: int = 999) -> float:
@@ -104,3 +104,42 @@ def test_without_numbers_there_is_none() -> None:
     for groups, word in ((nothing, "tokens"), (none, "NaN")):
         with pytest.raises(ValueError, match=word):
             quantile_interval(groups)
+
+
+# Rates of rare tokens.
+
+
+def test_hard_misses_are_sure_for_the_policy_and_not_for_the_actor() -> None:
+    alpha, entropy = np.array([0.4, 0.4, 0.6, 0.49]), np.array([0.05, 0.2, 0.05, 0.0999])
+    assert hard_misses(alpha, entropy).tolist() == [True, False, False, True]
+
+
+def test_a_rate_without_events_or_with_one_prompt() -> None:
+    none = np.zeros(500, bool)
+    assert rate_interval([none] * 10).high == pytest.approx(1000 * 3.689 / 5000, rel=1e-3)
+    assert rate_interval([none | True]) == (1000, 0, 1000)
+    with pytest.raises(ValueError, match="tokens"):
+        rate_interval([none[:0]])
+
+
+def test_events_of_one_prompt_say_less_than_those_of_many() -> None:
+    some, none = np.arange(500) < 4, np.zeros(500, bool)
+    even, lumped = rate_interval([some] * 8), rate_interval([np.arange(500) < 32, *[none] * 7])
+    assert even.value == lumped.value == 8
+    # Poisson's interval of 32 events, widened for 8 prompts.
+    assert 5 < even.low < 5.5
+    assert 11.3 < even.high < 12.5
+    assert lumped.low < 0.5
+    assert lumped.high > 20
+
+
+@pytest.mark.parametrize("shape", [1.0, 0.3])
+def test_rates_hold_the_truth(shape: float) -> None:
+    held, random = 0, np.random.default_rng(1)
+    for _ in range(400):
+        rates = 0.002 * random.gamma(shape, 1 / shape, 32)
+        sizes = random.integers(100, 700, 32)
+        groups = [random.random(size) < rate for rate, size in zip(rates, sizes, strict=True)]
+        interval = rate_interval(groups)
+        held += interval.low <= 2 <= interval.high
+    assert held >= 0.9 * 400

@@ -12,13 +12,12 @@ from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import AcceptanceReading, GateCheck
 from sparrow.schema.gate import metrics as gate_metrics
 from sparrow.schema.sampling import SpeculationStats
-from sparrow.stats import TAIL
+from sparrow.stats import FAR_TAIL, TAIL, UNCERTAIN, hard_misses
 from sparrow.training.learner import UpdateStats
 
 Metrics = dict[str, float]
 FloatArray = npt.NDArray[np.float64]
 
-UNCERTAIN = 0.1  # nats of policy entropy above which a token counts as uncertain
 LEAST = 100  # tokens of a step in a bin before its tail is reported
 
 
@@ -108,15 +107,19 @@ def _updates(updates: Sequence[UpdateStats]) -> Metrics:
 
 
 def _tail_of_step(readings: Sequence[AcceptanceReading], look: GateCheck) -> Metrics:
-    """p05 over this step's measured tokens alone, also by bin and over uncertain tokens."""
+    """p05 over this step's measured tokens alone, also by bin and over uncertain tokens; p0.1, and
+    hard misses per 1000 tokens.
+    """
     if not sum(len(reading.alpha) for reading in readings):
         return {}
     alpha = np.concatenate([reading.alpha for reading in readings])
     lengths = np.concatenate([reading.lengths for reading in readings])
-    metrics = {"p05": p05(alpha)}
+    metrics = {"p05": p05(alpha), "p0_1": float(np.quantile(alpha, FAR_TAIL))}
     entropies = [reading.entropy for reading in readings if reading.entropy is not None]
     if len(entropies) == len(readings):
-        uncertain = alpha[np.concatenate(entropies) > UNCERTAIN]
+        entropy = np.concatenate(entropies)
+        metrics["hard_misses"] = 1000 * float(hard_misses(alpha, entropy).mean())
+        uncertain = alpha[entropy > UNCERTAIN]
         metrics["uncertain"] = len(uncertain) / len(alpha)
         if len(uncertain):
             metrics["p05_uncertain"] = p05(uncertain)
