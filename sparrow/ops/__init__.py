@@ -9,6 +9,7 @@ from sparrow.ops.reference.attention import (
     attend_sparse,
     attend_verify,
 )
+from sparrow.ops.reference.divergence import divergence
 from sparrow.ops.reference.layers import gate, linear_add, norm_gated, norm_linear, split_heads
 from sparrow.ops.reference.logprob import TokenStats, logits, token_stats
 from sparrow.ops.reference.pages import select_pages, write_pages
