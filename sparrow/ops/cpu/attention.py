@@ -89,7 +89,7 @@ def attend_decode(
     block = max(1, BLOCK_TOKENS // page)
     lengths = integers(lengths_B, np.int32)
     table = integers(table_BM, np.int32)
-    pages, counts = _lists(lists, lengths, page, kv_heads)
+    pages, counts = _lists(lists, lengths, page, kv_heads, table.shape[1])
     fault = _find_fault(table, lengths, pages, counts, lists is None, page, len(k_NGPD))
     if fault:
         raise ValueError(f"{FAULTS[fault]} (pool: {len(k_NGPD)} pages, table: {table.shape[1]})")
@@ -113,17 +113,20 @@ def attend_decode(
 
 
 def _lists(
-    lists: PageLists | None, lengths_B: Array, page: int, kv_heads: int
+    lists: PageLists | None, lengths_B: Array, page: int, kv_heads: int, width: int
 ) -> tuple[Array, Array]:
-    """Logical pages [B, G, K] and their counts [B, G]; dense lists are counted, not written."""
+    """Logical pages [B, G, K] and their counts [B, G]; dense lists are counted, not written.
+
+    Pages of the table that a row has not reached are the last of its list, and do not count.
+    """
     if lists is None:
         counts_B = -(-lengths_B // page)
         return np.empty((0, 0, 0), np.int32), np.repeat(counts_B[:, None], kv_heads, axis=1)
     pages_BGK, counts_BG = (integers(part, np.int32) for part in lists)
     reached_B11 = -(-lengths_B[:, None, None] // page)
     listed_BGK = np.arange(pages_BGK.shape[2]) < counts_BG[:, :, None]
-    reached_BG = (listed_BGK & (pages_BGK < reached_B11)).sum(2, dtype=np.int32)
-    return pages_BGK, np.where(counts_BG <= pages_BGK.shape[2], reached_BG, counts_BG)
+    later_BGK = listed_BGK & (pages_BGK >= reached_B11) & (pages_BGK < width)
+    return pages_BGK, counts_BG - later_BGK.sum(2, dtype=np.int32)
 
 
 # The kernels.

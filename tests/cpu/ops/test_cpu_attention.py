@@ -10,6 +10,7 @@ import torch
 from support import paging
 from support.paging import attend, check_bits_of_decode, check_decode, chosen, make_batch
 
+from sparrow import ops
 from sparrow.ops import PageLists
 from sparrow.ops.cpu import attention
 from sparrow.ops.cpu.simd import share
@@ -108,7 +109,7 @@ def test_wrong_places_are_refused_before_the_kernel_reads_them() -> None:
         ("table", (0, 2), 10**6),  # outside the pool
         ("table", (0, 0), -1),  # padding
         ("counts", (1, 0), 4),  # beyond the width
-        ("pages", (1, 1, 0), 2),  # beyond the sequence
+        ("pages", (1, 1, 0), 3),  # beyond the table
     ]
     for name, place, value in faults:
         batch = make_batch([40, 20], head_size=16)
@@ -118,3 +119,15 @@ def test_wrong_places_are_refused_before_the_kernel_reads_them() -> None:
         lists = PageLists(pages, counts) if name in ("counts", "pages") else None
         with pytest.raises(ValueError, match=r"length|table|list"):
             attention.attend_decode(batch.q_BHD, k, v, table, lengths, lists, scale=1.0)
+
+
+def test_pages_that_a_row_has_not_reached_are_skipped() -> None:
+    batch = make_batch([40, 20], head_size=16)
+    pages, counts = torch.tensor([0, 1, 2]).int().expand(2, 2, 3).clone(), torch.full((2, 2), 3)
+    counts[1] = 2
+    where = (batch.q_BHD, *batch.pool)
+    wanted = attention.attend_decode(*where, PageLists(pages, counts.int()), scale=1.0)
+    counts[1] = 3  # its third page is the table's, not the row's
+    for version in (attention.attend_decode, ops.attend_decode.definition):
+        found = version(*where, PageLists(pages, counts.int()), scale=1.0)
+        torch.testing.assert_close(found, wanted)
