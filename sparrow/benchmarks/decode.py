@@ -178,7 +178,8 @@ def running(
 ) -> Iterator[list[Sample]]:
     """Running samples, as if prompts of these lengths had been computed and one token sampled.
 
-    room: how many tokens a sample may draw. Unfinished samples are aborted at the end.
+    room: how many tokens a sample may draw; where it speculates, it has pages for them from the
+    start. Unfinished samples are aborted at the end.
     """
     vocabulary = engine.model.spec.vocabulary
     draw = np.random.default_rng(0)
@@ -186,7 +187,9 @@ def running(
         prompt = draw.integers(vocabulary, size=context).tolist()
         params = SamplingParams(max_tokens=room, ignore_eos=True, seed=seed)
         engine.add(prompt, params, schedule=schedule, speculative=speculative)
-    scheduler, widths = engine.scheduler, [pages_for(context, PAGE) for context in contexts]
+    ahead = 0 if speculative is None else room
+    scheduler = engine.scheduler
+    widths = [pages_for(context + ahead, PAGE) for context in contexts]
     pages = engine.pool.take(sum(widths))
     random.Random(0).shuffle(pages)
     samples = [sample for request in scheduler.waiting for sample in request.samples]

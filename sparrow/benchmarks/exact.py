@@ -28,7 +28,7 @@ from sparrow import models, ops
 from sparrow.benchmarks import timing
 from sparrow.benchmarks.decode import Case, ScheduleTimer, build, running
 from sparrow.engine.engine import Engine
-from sparrow.engine.pool import batch_bucket
+from sparrow.engine.pool import PAGE, batch_bucket
 from sparrow.engine.requests import Sample
 from sparrow.engine.speculation import DraftRows
 from sparrow.models import Decoder, ModelSpec
@@ -91,14 +91,19 @@ def run(
     """
     target = pick_device("auto")
     on_gpu = target.type == "cuda"
+    default: Case = (32, 16_384, "fixed-512-all") if on_gpu else (4, 1024, "fixed-256-all")
+    cases = cases or [default]
+    speculative = SpeculativeParams(draft_tokens=draft_tokens, reselect=reselect)
+    for case in cases:
+        _check_case(case, flow, speculative, rounds)
     name = model or ("qwen3-1.7b" if on_gpu else "smollm2-135m")
     decoder = models.random(name, dtype=timing.torch_dtype(dtype), device=target)
-    default: Case = (32, 16_384, "fixed-512-all") if on_gpu else (4, 1024, "fixed-256-all")
+    behind = 2 if new_tokens is None else new_tokens + _room(ROUNDS, speculative)
+    _check_positions(decoder.spec, cases, behind)
     by_position = [*acceptance, *[acceptance[-1]] * draft_tokens][:draft_tokens]
-    speculative = SpeculativeParams(draft_tokens=draft_tokens, reselect=reselect)
     rows: list[ExactRow] = []
     runs: list[ExactRun] = []
-    for case in cases or [default]:
+    for case in cases:
         if progress is not None:
             progress(f"batch {case[0]}, context {case[1]}")
         sparse = None if compare is None else _sparse_step(decoder, case, compare)
@@ -118,6 +123,34 @@ def run(
         rows=tuple(rows),
         runs=tuple(runs),
     )
+
+
+def _check_case(case: Case, flow: Flow, speculative: SpeculativeParams, rounds: int) -> None:
+    """Refuse what cannot be measured before anything is built."""
+    _, context, name = case
+    schedule = timing.schedule_named(name, flow)
+    if schedule is None:
+        raise ValueError(f"case {case}: drafts need a schedule, such as fixed-512-all")
+    Rule.like(schedule, flow).check_drafts(speculative.draft_tokens, PAGE)
+    least = _room(max(STEPS, rounds), speculative) + 1
+    if context < least:
+        raise ValueError(
+            f"context {context}: {rounds} rounds of {speculative.draft_tokens} drafts need {least}"
+        )
+
+
+def _check_positions(spec: ModelSpec, cases: Sequence[Case], behind: int) -> None:
+    """Refuse contexts that leave too few positions of the model behind them."""
+    for _, context, _ in cases:
+        if context + behind > spec.max_positions:
+            most = spec.max_positions
+            problem = f"{behind} positions behind it are used, and the model has {most}"
+            raise ValueError(f"context {context}: {problem}")
+
+
+def _room(rounds: int, speculative: SpeculativeParams) -> int:
+    """Tokens of so many rounds, with those before the clock starts and behind it."""
+    return (rounds + WARM + 2) * (speculative.draft_tokens + 1)
 
 
 def _sparse_step(decoder: Decoder, case: Case, compare: str) -> float:
@@ -185,8 +218,7 @@ class _Rounds:
 
     @contextmanager
     def _warm(self, rounds: int) -> Iterator[list[Sample]]:
-        engine, drafts = self.engine, self.speculative.draft_tokens
-        room = (rounds + WARM + 2) * (drafts + 1)
+        engine, room = self.engine, _room(rounds, self.speculative)
         contexts = [self.context - room] * engine.max_running
         how: dict[str, Any] = {"room": room, "speculative": self.speculative}
         with running(engine, contexts, self.schedule, **how) as samples:
@@ -251,7 +283,7 @@ def _complete(
     batch, context, name = case
     schedule = timing.schedule_named(name, flow)
     assert schedule is not None, "drafts need a schedule"
-    room = new_tokens + (ROUNDS + WARM + 2) * (speculative.draft_tokens + 1)
+    room = new_tokens + _room(ROUNDS, speculative)
     engine = build(decoder, Rule.like(schedule, flow), batch, context + room, speculative)
     engine.runner.draft_rows = ImposedDrafts(engine.runner.drafts, acceptance)
     batch = engine.max_running
@@ -308,8 +340,8 @@ class _StepTimes:
 
     def _seconds(self, contexts: Sequence[int]) -> float:
         engine, speculative = self.engine, self.how.get("speculative")
-        width = 1 if speculative is None else speculative.draft_tokens + 1
-        how = {"schedule": None} | self.how | {"room": (ROUNDS + WARM + 2) * width}
+        room = ROUNDS + WARM + 2 if speculative is None else _room(ROUNDS, speculative)
+        how = {"schedule": None} | self.how | {"room": room}
         with running(engine, contexts, **how):
             timing.repeat(engine.step, WARM)
             engine.loop.drain()

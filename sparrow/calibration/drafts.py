@@ -190,14 +190,15 @@ def _measure(
     rule = Rule.of(arm.schedule, arm.flow)
     rule.check_drafts(draft_tokens, PAGE)
     first = sequence.start or 1
-    start = max(first, arm.budget or 0)
-    if start + draft_tokens > len(sequence.ids):
+    sparse = [n >= arm.schedule.budget(n) for n in range(first, len(sequence.ids))]
+    if True not in sparse[: len(sparse) - draft_tokens + 1]:
         return {"rounds": 0}
     if (rule, reselect) not in rounds:
         sizes = {"start": first, "draft_tokens": draft_tokens, "reselect": reselect}
         rounds[rule, reselect] = DraftRounds(model, sequence.ids, rule, **sizes)
     alpha_BJ = rounds[rule, reselect].acceptance(arm.schedule, temperature=temperature)
-    alpha_BJ = alpha_BJ[rounds[rule, reselect].starts_B >= start]
+    starts_B = rounds[rule, reselect].starts_B.cpu()
+    alpha_BJ = alpha_BJ[torch.tensor(sparse)[starts_B - first].to(alpha_BJ.device)]
     if not len(alpha_BJ):
         return {"rounds": 0}
     return {

@@ -81,6 +81,10 @@ class Engine:
             raise ValueError(f"the model is on {model.device}: torch.cuda.set_device it first")
         if rule is not None and rule != "auto" and not isinstance(rule, Rule):
             raise ValueError(f"rule={rule!r}, expected a Rule, auto or None")
+        if not isinstance(speculative, SpeculativeParams | None):
+            raise ValueError(f"speculative={speculative!r:.80}, expected SpeculativeParams")
+        if speculative is not None and rule is None:
+            raise ValueError("speculative: a dense engine (rule=None) cannot draft")
         self._auto_rule = rule == "auto"
         self.model, self.rule = model, Rule() if isinstance(rule, str) else rule
         self.max_running = (256 if on_gpu else 64) if max_running is None else max_running

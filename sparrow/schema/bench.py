@@ -10,7 +10,7 @@ from sparrow.schema.base import File, Record, Table
 from sparrow.schema.common import Device
 from sparrow.schema.options import argument, option
 from sparrow.schema.sampling import DraftTokens
-from sparrow.schema.types import Count, Fraction, Name, Several, Tokens
+from sparrow.schema.types import Count, Name, Several, Tokens
 
 MOST_IN_CASE = 2**28  # tokens
 SHAPE = "Published shape with random weights, such as qwen3-1.7b. Default: by the machine."
@@ -45,6 +45,8 @@ def _train_case(value: object) -> BenchCase:
 DecodeCase = Annotated[BenchCase, PlainValidator(BenchCase.of)]
 TrainCase = Annotated[BenchCase, PlainValidator(_train_case)]
 RequestTokens = Annotated[Tokens, Field(ge=17)]
+NewTokens = Annotated[Tokens, Field(ge=2)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class BenchAttentionConfig(Record):
@@ -74,18 +76,22 @@ class BenchExactConfig(Record):
     )
     draft_tokens: DraftTokens = option(8, "Drafts of a round.")
     reselect: DraftTokens = option(1, "Drafts that read the pages selected for the first of them.")
-    acceptance: Several[Fraction] = option(
-        (0.95,), "Imposed, by position in a round; the last one counts for those beyond."
+    acceptance: Several[Share] = option(
+        (0.95,), "Imposed, 0 to 1, by position in a round; the last one counts for those beyond."
     )
     compare: Name | None = option(None, "Also time sparse decoding under this schedule.")
     flow: Name = "block_mean"
     dtype: Name | None = option(None, DTYPE)
     rounds: Count = option(8, "Rounds timed.")
-    new_tokens: Tokens | None = option(
+    new_tokens: NewTokens | None = option(
         None,
         "Also run every case to its end: prompts of half its context to all of it, and so many "
         "tokens each.",
     )
+
+    def _check(self) -> None:
+        named = all(schedule is not None for _, _, schedule in self.case)
+        self.require(named, "case", "batch,context,SCHEDULE: drafts need a schedule")
 
 
 class BenchRolloutConfig(Record):
@@ -263,6 +269,7 @@ class ExactBenchmark(ModelBenchmark):
     """`sparrow bench exact`: acceptance is imposed, by position in a round."""
 
     title: ClassVar[str] = "Exact decoding, {0.model}, {0.draft_tokens} draft tokens"
+    caption: ClassVar[str] = "{0.complete}"
     columns: ClassVar[str] = (
         "batch context schedule ms_dense ms_draft ms_verify verify_to_dense ms_round "
         "tokens_per_round speed_up speed_up_sparse"
@@ -275,6 +282,15 @@ class ExactBenchmark(ModelBenchmark):
     compare: str | None
     rows: tuple[ExactRow, ...]
     runs: tuple[ExactRun, ...]
+
+    @property
+    def complete(self) -> str:
+        """What the complete runs gave, for the caption."""
+        return "; ".join(
+            f"{run.batch} requests to their end, {run.who}: {run.seconds:.4g} s, {run.ratio:.3f} "
+            f"of what is expected, {run.speed_up:.3g}x"
+            for run in self.runs
+        )
 
 
 class LayerRow(Record):

@@ -102,6 +102,8 @@ class CalibrateConfig(Record):
         chosen = [name for name, value in sources.items() if value is not None]
         last = (chosen or ["task"])[-1]
         self.require(len(chosen) == 1, last, "one of task, rows, texts, ids", chosen)
+        unused = not self.draft_tokens and self.reselect != (1,)
+        self.require(not unused, "reselect", "only with draft_tokens")
         for name in ("budget", "dense_layers"):
             free = self.schedule is None or not getattr(self, name)
             self.require(free, name, "none with a schedule, which has its own")

@@ -22,6 +22,26 @@ def test_imposed_acceptance(acceptance: float, tokens: int, reselect: int) -> No
     check_output(result)
 
 
+@pytest.mark.parametrize(
+    ("case", "how", "problem"),
+    [
+        ((2, 256, None), {}, "schedule"),
+        ((2, 100, "fixed-64-all"), {}, "context"),
+        ((2, 512, "fixed-64-all"), {"draft_tokens": 17}, "draft_tokens"),
+        ((2, 10**6, "fixed-64-all"), {}, "positions"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(case, how, problem) -> None:
+    with pytest.raises(ValueError, match=problem):
+        exact.run(model=SPEC, dtype="fp32", cases=[case], **how)
+
+
+def test_drafts_that_begin_pages_have_them() -> None:
+    """Two rows of 256 tokens: drafts that are timed alone cross the end of a page."""
+    (row,) = exact.run(model=SPEC, dtype="fp32", cases=[(2, 256, "fixed-64-all")], rounds=1).rows
+    assert row.ms_verify > 0
+
+
 def test_by_position_and_to_the_end() -> None:
     """The first draft is accepted, the second is not: two tokens a round."""
     how = {"draft_tokens": 3, "acceptance": (1.0, 0.0), "rounds": 2, "compare": "fixed-96"}

@@ -11,6 +11,14 @@ from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_is_a_wish_and_the_second_an_order(number: signal.Signals) -> None:
+    outside = signal.signal(number, signal.default_int_handler)  # under nohup SIGHUP is ignored
+    try:
+        _check_twice(number)
+    finally:
+        signal.signal(number, outside)
+
+
+def _check_twice(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with GracefulShutdown() as stopping:
         assert not stopping.requested
