@@ -29,12 +29,17 @@ def reading(
 
 
 def test_by_hand() -> None:
-    """0.00 to 1.00, of which 0.80 to 1.00 were choices: a fifth of the way into those is 0.81."""
-    entropy = [0.1] * 80 + [0.11] * 21
+    """0.00 to 1.00, of which 0.80 to 1.00 were choices: a fifth of the way into those is 0.81.
+
+    The first 20 were sure: hard misses.
+    """
+    entropy = [0.09] * 20 + [0.1] * 60 + [0.11] * 21
     found = _tail_of_step([reading(0, [i / 100 for i in range(101)], entropy)], look(0))
     assert found == pytest.approx(
         {
             "sparse/step/p05": 0.05,
+            "sparse/step/p0_1": 0.001,
+            "sparse/step/hard_misses": 20_000 / 101,
             "sparse/step/uncertain": 21 / 101,
             "sparse/step/p05_uncertain": 0.81,
             "sparse/step/p05/bin_0": 0.05,
@@ -46,10 +51,12 @@ def test_bins_are_those_of_the_look_and_need_a_hundred_tokens() -> None:
     """0.5 at 0 to 49 (twice), ones at 50 to 148 (99 tokens), 0.25 from 200 on; no entropies."""
     parts = [(0, [0.5] * 50), (0, [0.5] * 50), (50, [1.0] * 99), (200, [0.25] * 100)]
     found = _tail_of_step([reading(*part) for part in parts], look(0, 50, 200))
-    assert found.keys() == {f"sparse/step/p05{name}" for name in ("", "/bin_0", "/bin_200")}
+    names = ("p05", "p0_1", "p05/bin_0", "p05/bin_200")
+    assert found.keys() == {f"sparse/step/{name}" for name in names}
     assert (found["sparse/step/p05/bin_0"], found["sparse/step/p05/bin_200"]) == (0.5, 0.25)
     sure = _tail_of_step([reading(0, [0.9] * 10, [0.0] * 10)], look(0))
-    assert sure == pytest.approx({"sparse/step/p05": 0.9, "sparse/step/uncertain": 0.0})
+    figures = {"p05": 0.9, "p0_1": 0.9, "hard_misses": 0.0, "uncertain": 0.0}
+    assert sure == pytest.approx({f"sparse/step/{name}": value for name, value in figures.items()})
     assert _tail_of_step([], look(0)) == _tail_of_step([reading(0, [], [])], look(0)) == {}
 
 
