@@ -182,6 +182,7 @@ def linear() -> None:
             module.norm_gated(x, norm, empty(2 * 6144, 2048), eps=1e-6)
             module.linear_add(empty(rows, 6144), empty(2048, 6144), x)
             module.logits(x, empty(151_936, 2048))
+    module.gate(empty(288, 2 * 6144))
 
 
 def rows() -> None:
