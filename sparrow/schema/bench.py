@@ -89,10 +89,6 @@ class BenchExactConfig(Record):
         "tokens each.",
     )
 
-    def _check(self) -> None:
-        named = all(schedule is not None for _, _, schedule in self.case)
-        self.require(named, "case", "batch,context,SCHEDULE: drafts need a schedule")
-
 
 class BenchRolloutConfig(Record):
     """`sparrow bench rollout`."""

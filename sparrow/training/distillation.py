@@ -6,8 +6,9 @@ same rule, with the adapter and with gradients to it. The loss of a token is a d
 next-token distributions (`ops.divergence`). Legend: sparrow/ops/types.py; R positions learnt.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,25 +80,31 @@ class Distiller:
         hidden_TC = self.model(pack.ids_T, pack.positions_T, attention, self.adapter)
         return hidden_TC[pack.sources_R]
 
-    def losses(self, pack: Pack, prompts_B: Tensor, teacher_RC: Tensor | None = None) -> Tensor:
+    def losses(self, pack: Pack, prompts_B: Tensor) -> Tensor:
         """The divergence at every learnt position, [R]."""
-        teacher_RC = self.teacher(pack) if teacher_RC is None else teacher_RC
-        student_RC, how = self.student(pack, prompts_B), {"kind": self.divergence}
-        options: Mapping[str, Any] = how | {"temperature": self.temperature}
-        return ops.divergence(teacher_RC, student_RC, self.model.head, **options)
+        return ops.divergence(
+            self.teacher(pack),
+            self.student(pack, prompts_B),
+            self.model.head,
+            kind=self.divergence,
+            temperature=self.temperature,
+        )
 
-    def step(self, packs: list[tuple[Pack, Tensor]]) -> DistillUpdate:
-        """Update the adapter once, on all these packs; every learnt token counts alike."""
+    def step(self, packs: Sequence[tuple[Pack, Tensor]]) -> DistillUpdate:
+        """Update the adapter once, on all these packs; every learnt token counts alike.
+
+        Gradients are made for the adapter alone; those of the policy's weights stay as they are.
+        """
         tokens = sum(len(pack.sources_R) for pack, _ in packs)
+        leaves = [*self.adapter.tensors().values()]
         total = 0.0
         self.optimiser.zero_grad(set_to_none=True)
         for pack, prompts_B in packs:
             loss = self.losses(pack, prompts_B).sum() / tokens
-            loss.backward()
+            loss.backward(inputs=leaves)
             total += loss.item()
-        leaves = [*self.adapter.tensors().values()]
         gradient = float(torch.nn.utils.clip_grad_norm_(leaves, CLIP))
-        if not (torch.isfinite(torch.tensor(total)) and torch.isfinite(torch.tensor(gradient))):
+        if not math.isfinite(total + gradient):
             raise ArithmeticError(f"the loss of distillation is {total}, its gradient {gradient}")
         self.optimiser.step()
         return DistillUpdate(loss=total, tokens=tokens, gradient=gradient)

@@ -64,6 +64,9 @@ def run_jobs(
             time.sleep(POLL_SECONDS)
     finally:
         _end_all(running)
+        for job in running:
+            if job.done():
+                event(f"{job.name}: done")
     return True
 
 
