@@ -130,7 +130,7 @@ def _check_case(case: Case, flow: Flow, speculative: SpeculativeParams, rounds: 
     _, context, name = case
     schedule = timing.schedule_named(name, flow)
     if schedule is None:
-        raise ValueError(f"case {case}: drafts need a schedule, such as fixed-512-all")
+        raise ValueError(f"case {case[0]},{context}: drafts need a schedule, such as fixed-512-all")
     Rule.like(schedule, flow).check_drafts(speculative.draft_tokens, PAGE)
     least = _room(max(STEPS, rounds), speculative) + 1
     if context < least:
