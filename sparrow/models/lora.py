@@ -18,7 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -280,6 +280,14 @@ class Adapter:
             for place, pair in self.pairs.items()
             for matrix, tensor in zip("AB", pair, strict=True)
         }
+
+    def to(self, dtype: torch.dtype) -> "Adapter":
+        """The same adapter in another dtype; gradients reach its own tensors."""
+        pairs = {
+            place: LoraPair(pair.a_RI.to(dtype), pair.b_ER.to(dtype))
+            for place, pair in self.pairs.items()
+        }
+        return replace(self, pairs=pairs)
 
     @property
     def rank(self) -> int:

@@ -102,6 +102,12 @@ class DecodingConfig(Record):
 
     _older = model_validator(mode="before")(_older_dense)
 
+    @property
+    def sparse(self) -> bool:
+        """Whether attention is sparse, also that of drafts alone."""
+        chosen = self.attention.budget is not None or self.attention.schedule is not None
+        return chosen and self.decoding != "dense"
+
     def _check(self) -> None:
         sparse = self.attention.budget is not None or self.attention.schedule is not None
         self.require(sparse or self.decoding in (None, "dense"), "decoding", NEEDS_BUDGET)

@@ -2,6 +2,8 @@
 
     metrics.jsonl, validation.jsonl, actions.jsonl, config.resolved.toml   sparrow train
     schedule.json                                 sparrow train: what the rollout began with
+    model/, actor/                                of a run that ended: the policy, and the adapter
+                                                  of its sparse actor if that was distilled
     surface.json, plan.json, check.json           sparrow calibrate, sparrow plan
     speed.json                                    sparrow demo: dense beside sparse
 
@@ -30,6 +32,7 @@ from sparrow.schema.surface import Surface
 PARTS = ("calibration", "train")
 METRICS, VALIDATION, ACTIONS = "metrics.jsonl", "validation.jsonl", "actions.jsonl"
 SCHEDULE, SETTINGS = "schedule.json", "config.resolved.toml"
+ACTOR = "actor"  # folder of the sparse actor's adapter, beside that of the model
 MODEL = "model"  # folder of the trained model of a finished run
 DOCUMENTS: dict[str, type[File]] = {
     "surface": Surface,

@@ -1,7 +1,7 @@
 """The configuration of `sparrow train`."""
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -72,6 +72,34 @@ class RowsConfig(Record):
     _older = older_rows
 
 
+DivergenceKind = Literal[
+    "reverse_kl", "forward_kl", "jensen_shannon", "total_variation", "tail", "k3"
+]
+Module = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+Rank = Annotated[int, Field(ge=1, le=256)]
+
+
+class DistillConfig(Record):
+    """A LoRA adapter of the sparse actor, distilled from the dense policy after its updates."""
+
+    rank: Annotated[int, Field(ge=0, le=256)] = 0  # of the adapter; 0: none, unless one is given
+    # An adapter to begin with, of `sparrow distill` or of a run; None: one that changes nothing.
+    adapter: Directory | None = None
+    targets: tuple[Module, ...] = get_args(Module)
+    rate: Rate | None = None  # None: 5 x optimiser.rate
+    every: StepsOrZero = 1  # steps; 0: never, the adapter stays as it is
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the step's trajectories
+    divergence: DivergenceKind = "reverse_kl"  # of the sparse actor from the dense policy
+    weight: Weight = 1.0  # lambda: of the divergence, beside the objective's own term
+    ppo: bool = True  # that term, on the sparse actor; never under exact decoding
+    # The dense policy that is distilled: after the step's update, or that of the rollout.
+    teacher: Literal["new", "old"] = "new"
+
+    @property
+    def on(self) -> bool:
+        return bool(self.rank) or self.adapter is not None
+
+
 class RolloutConfig(DecodingConfig):
     """Sampling of rollouts, at temperature 1: from the unmodified distribution."""
 
@@ -84,9 +112,12 @@ class RolloutConfig(DecodingConfig):
     max_running: Count | None = None  # samples decoded in one batch
     kv_gib: Gib | None = None  # memory of the KV cache; None: what is free
     sleep: bool = True  # the engine frees its memory during the update
+    distill: DistillConfig = DistillConfig()
 
     def _check(self) -> None:
         super()._check()
+        sparse = not self.distill.on or self.sparse
+        self.require(sparse, "distill.rank", "0 where rollouts are dense", self.distill.rank)
         refuse_many({"prompts": self.prompts, "samples": self.samples})
 
 
@@ -143,7 +174,8 @@ class GateConfig(Record):
         3  # times a bin's budget is raised before it runs dense
     )
     factor: Annotated[float, Field(gt=1, le=8)] = 1.5  # by which a budget is raised
-    lower: bool = False  # whether budgets may fall where the tail has slack
+    # Whether budgets may fall where the tail has slack; None: where the actor is distilled.
+    lower: bool | None = None
     slack: Fraction = 0.04  # lower end this far above target is slack
 
 
@@ -245,6 +277,7 @@ class TrainConfig(Record):
         "system": "chat.system",
         "decoding": "rollout.decoding",
         "draft_tokens": "rollout.speculative.draft_tokens",
+        "distill": "rollout.distill.rank",
         "steps": "run.steps",
         "seed": "run.seed",
         "out": "run.out",
@@ -308,6 +341,10 @@ DATA = {
     "model.name",
     "rollout.attention.schedule",
     "rollout.decoding",
+    "rollout.distill.adapter",
+    "rollout.distill.divergence",
+    "rollout.distill.targets",
+    "rollout.distill.teacher",
     "rollout.speculative.acceptance",
     "run.out",
     "run.name",

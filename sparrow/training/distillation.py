@@ -3,108 +3,214 @@
 The adapter is on under sparse attention alone. Teacher and student read the same sequences: the
 teacher densely and without the adapter, the student as sparse decoding would, pages chosen by the
 same rule, with the adapter and with gradients to it. The loss of a token is a divergence of the two
-next-token distributions (`ops.divergence`). Legend: sparrow/ops/types.py; R positions learnt.
+next-token distributions (`ops.divergence`, or k3 of the sampled tokens), in RL beside the
+objective's own term on the sparse actor. Legend: sparrow/ops/types.py; R learnt tokens.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from sparrow import ops
-from sparrow.models import Decoder
-from sparrow.models.attention import PackedSparse
 from sparrow.models.lora import Adapter
-from sparrow.ops.reference.divergence import Divergence
+from sparrow.schema.episode import TrainSample
 from sparrow.schema.schedule import Schedule
-from sparrow.sparse.budgets import BudgetTable
+from sparrow.schema.train import DivergenceKind
 from sparrow.sparse.rule import Rule
-from sparrow.training.packing import Pack, packed_attention
+from sparrow.training.batching import rank_batches
+from sparrow.training.objectives.surrogates import Objective, Terms, reference_kl, token_mean
+from sparrow.training.packing import Pack, by_token, join, pack_samples
+from sparrow.training.policy import Policy, TeacherStates, reshard
+from sparrow.training.sparse_attention import sparse_attention
+from sparrow.training.world import World
 
 CLIP = 1.0  # norm of a gradient
 
 
 class DistillUpdate(NamedTuple):
-    """Mean divergence over the learnt tokens of a batch, their number, and the gradient's norm."""
+    """One step of the adapter, as means over tokens."""
 
     loss: float
+    divergence: float
     tokens: int
     gradient: float
+    skipped: bool  # loss or gradient is not finite
 
 
 class Distiller:
-    """An adapter in training, with its optimiser."""
+    """An adapter in training, with its optimiser.
+
+    tokens: of a micro-batch. weight: of the divergence beside the objective's term, if there is
+    one.
+    """
 
     def __init__(
         self,
-        model: Decoder,
+        policy: Policy,
         adapter: Adapter,
-        rule: Rule,
-        schedule: Schedule,
         *,
         rate: float,
-        divergence: Divergence = "reverse_kl",
+        tokens: int,
+        divergence: DivergenceKind = "reverse_kl",
+        weight: float = 1.0,
         temperature: float = 1.0,
+        world: World | None = None,
     ) -> None:
-        self.model, self.adapter, self.rule, self.page = model, adapter, rule, schedule.page
-        self.divergence, self.temperature = divergence, temperature
-        spec, sizes = model.spec, {"schedules": 1, "bins": len(schedule.lengths)}
-        self._budgets = BudgetTable(
-            layers=spec.layers, kv_heads=spec.kv_heads, device=model.device, **sizes
-        )
-        self._slot = self._budgets.add(schedule)
-        leaves = [tensor.requires_grad_() for tensor in adapter.tensors().values()]
-        self.optimiser = torch.optim.AdamW(leaves, lr=rate, weight_decay=0.0)
+        self.policy, self.adapter, self.tokens = policy, adapter, tokens
+        self.divergence, self.weight, self.temperature = divergence, weight, temperature
+        self.world = world or World()
+        self.leaves = [tensor.requires_grad_() for tensor in adapter.tensors().values()]
+        self.optimiser = torch.optim.AdamW(self.leaves, lr=rate, weight_decay=0.0)
 
-    @torch.no_grad()
-    def teacher(self, pack: Pack) -> Tensor:
-        """Hidden states of the dense policy at the learnt positions, [R, C]."""
-        hidden_TC = self.model(
-            pack.ids_T, pack.positions_T, packed_attention(pack, self.model.dtype)
-        )
-        return hidden_TC[pack.sources_R]
+    def student(self, pack: Pack, starts_B: Tensor, schedule: Schedule, rule: Rule) -> Tensor:
+        """Hidden states of the sparse actor at the learnt positions, [R, C], with gradients."""
+        spec, dtype = self.policy.model.spec, self.policy.dtype
+        sizes: dict[str, Any] = {"layers": spec.layers, "kv_heads": spec.kv_heads, "dtype": dtype}
+        attention = sparse_attention(pack, starts_B, schedule, rule, **sizes)
+        return self.policy.hidden(pack, attention, self.adapter.to(dtype))
 
-    def student(self, pack: Pack, prompts_B: Tensor) -> Tensor:
-        """Those of the sparse actor with its adapter, with gradients; prompts are read densely."""
-        lengths_T = pack.positions_T + 1
-        slots_T = torch.full_like(lengths_T, self._slot)
-        attention = PackedSparse(
-            bounds=pack.bounds,
-            dense_B=prompts_B,
-            budgets=self._budgets.lookup(slots_T, lengths_T),
-            page=self.page,
-            rule=self.rule,
-        )
-        hidden_TC = self.model(pack.ids_T, pack.positions_T, attention, self.adapter)
-        return hidden_TC[pack.sources_R]
+    def step(
+        self,
+        samples: Sequence[TrainSample],
+        schedule: Schedule,
+        rule: Rule,
+        *,
+        objective: Objective | None = None,
+        teacher: TeacherStates | None = None,
+        on_batch: Callable[[int, int], None] | None = None,
+    ) -> DistillUpdate:
+        """Update the adapter once, on all these samples.
 
-    def losses(self, pack: Pack, prompts_B: Tensor) -> Tensor:
-        """The divergence at every learnt position, [R]."""
-        return ops.divergence(
-            self.teacher(pack),
-            self.student(pack, prompts_B),
-            self.model.head,
-            kind=self.divergence,
-            temperature=self.temperature,
-        )
-
-    def step(self, packs: Sequence[tuple[Pack, Tensor]]) -> DistillUpdate:
-        """Update the adapter once, on all these packs; every learnt token counts alike.
-
-        Gradients are made for the adapter alone; those of the policy's weights stay as they are.
+        objective: its term on the sparse actor is added, with the actor's log-probs of the rollout
+        as the old ones. teacher: None: the policy as it is. Gradients are made for the adapter
+        alone; those of the policy's weights stay as they are.
         """
-        tokens = sum(len(pack.sources_R) for pack, _ in packs)
-        leaves = [*self.adapter.tensors().values()]
-        total = 0.0
+        aggregate = token_mean if objective is None else objective.aggregate
+        coefficients = aggregate(np.array([sample.learnt for sample in samples]))
+        owners = None if teacher is None else self._owners(teacher)
+        lengths = [len(sample) for sample in samples]
+        batches = rank_batches(lengths, self.tokens, self.world.size, owners)[self.world.rank]
         self.optimiser.zero_grad(set_to_none=True)
-        for pack, prompts_B in packs:
-            loss = self.losses(pack, prompts_B).sum() / tokens
-            loss.backward(inputs=leaves)
-            total += loss.item()
-        gradient = float(torch.nn.utils.clip_grad_norm_(leaves, CLIP))
-        if not math.isfinite(total + gradient):
-            raise ArithmeticError(f"the loss of distillation is {total}, its gradient {gradient}")
-        self.optimiser.step()
-        return DistillUpdate(loss=total, tokens=tokens, gradient=gradient)
+        sums = torch.zeros(2, dtype=torch.float64)
+        for done, (numbers, filler) in enumerate(batches, 1):
+            chosen = [samples[number] for number in numbers]
+            shares = [0.0 if filler else float(coefficients[number]) for number in numbers]
+            part = self._teacher_part(teacher, numbers, filler=filler)
+            losses = self._backward(chosen, shares, schedule, rule, objective, part)
+            sums += 0.0 if filler else losses
+            if on_batch is not None:
+                on_batch(done, len(batches))
+        reshard(self.policy)
+        sums = torch.stack(self.world.all_gather(sums)).sum(0)
+        self._reduce_gradients()
+        gradient = float(torch.nn.utils.clip_grad_norm_(self.leaves, CLIP))
+        skipped = not math.isfinite(float(sums.sum()) + gradient)
+        if not skipped and gradient > 0:
+            self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        loss, divergence = sums.tolist()
+        tokens = sum(sample.learnt for sample in samples)
+        return DistillUpdate(loss, divergence / max(1, tokens), tokens, gradient, skipped)
+
+    def _backward(
+        self,
+        samples: Sequence[TrainSample],
+        shares: Sequence[float],
+        schedule: Schedule,
+        rule: Rule,
+        objective: Objective | None,
+        teacher: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """Add the gradient of a micro-batch; return its loss and its sum of divergences."""
+        policy, device = self.policy, self.policy.model.device
+        pack = pack_samples(samples).to(device)
+        starts_B = torch.tensor([int(np.argmax(sample.loss_mask)) for sample in samples])
+        if teacher is None:
+            with torch.no_grad():
+                teacher_RC, teacher_VC = policy.hidden(pack), policy.head.detach()
+        else:
+            teacher_RC, teacher_VC = teacher
+        student_RC = self.student(pack, starts_B, schedule, rule)
+        head_VC, chunk = policy.head.detach(), policy.chunk
+        options: dict[str, Any] = {"chunk": chunk, "temperature": self.temperature}
+        sampled = self.divergence == "k3" or objective is not None
+        logprob_R = student_RC.new_zeros(len(student_RC), dtype=torch.float32)
+        if sampled:
+            stats = ops.token_stats(student_RC, head_VC, pack.targets_R, **options)
+            logprob_R = stats.logprob
+        if self.divergence == "k3":
+            with torch.no_grad():
+                wanted = ops.token_stats(teacher_RC, teacher_VC, pack.targets_R, **options)
+            divergence_R = reference_kl(logprob_R, wanted.logprob)
+        else:
+            divergence_R = ops.divergence(
+                *(teacher_RC, student_RC, head_VC),
+                kind=self.divergence,
+                p_head_VC=teacher_VC,
+                **options,
+            )
+        share_R = by_token(shares, samples).to(device)
+        loss = self.weight * (divergence_R * share_R).sum()
+        if objective is not None:
+            loss = loss + (objective.surrogate(_terms(samples, logprob_R)).loss_T * share_R).sum()
+        loss.backward(inputs=self.leaves)
+        return torch.stack([loss.detach(), divergence_R.detach().sum()]).double().cpu()
+
+    # Several ranks.
+
+    def _owners(self, teacher: TeacherStates) -> dict[int, int]:
+        """Which rank has the teacher's states of a sample."""
+        held = [number for number, states in enumerate(teacher.hidden) if states is not None]
+        ranks = self.world.all_gather(held)
+        return {number: rank for rank, numbers in enumerate(ranks) for number in numbers}
+
+    def _teacher_part(
+        self, teacher: TeacherStates | None, numbers: Sequence[int], *, filler: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        if teacher is None or filler:
+            return None
+        states = [teacher.hidden[number] for number in numbers]
+        hidden_RC = torch.cat([state for state in states if state is not None])
+        return hidden_RC.to(self.policy.model.device, non_blocking=True), teacher.head_VC
+
+    def _reduce_gradients(self) -> None:
+        if self.world.size == 1:
+            return
+        for leaf in self.leaves:
+            leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            distributed.all_reduce(leaf.grad)
+
+    # Checkpoints.
+
+    def state(self) -> dict[str, Any]:
+        """Adapter and moments, in host memory; equal on all ranks."""
+        tensors = {name: tensor.detach().cpu() for name, tensor in self.adapter.tensors().items()}
+        moments = {
+            number: {name: value.cpu() for name, value in values.items()}
+            for number, values in self.optimiser.state_dict()["state"].items()
+        }
+        return {"adapter": tensors, "moments": moments}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name, tensor in self.adapter.tensors().items():
+                tensor.copy_(state["adapter"][name])
+        whole = self.optimiser.state_dict()
+        self.optimiser.load_state_dict(whole | {"state": state["moments"]})
+
+
+def _terms(samples: Sequence[TrainSample], logprob_R: Tensor) -> Terms:
+    """Terms of the objective on the sparse actor, whose old log-probs are those of the rollout."""
+    device = logprob_R.device
+    rollout_R = join([s.rollout_logprob[s.loss_mask] for s in samples]).to(device)
+    return Terms(
+        logprob_T=logprob_R,
+        old_T=rollout_R,
+        rollout_T=rollout_R,
+        advantage_T=by_token([sample.advantage for sample in samples], samples).to(device),
+        sequence_T=join([np.full(s.learnt, n, np.int64) for n, s in enumerate(samples)]).to(device),
+    )

@@ -23,8 +23,16 @@ from sparrow.schema.train import OptimiserConfig
 from sparrow.training.batching import MicroBatch, rank_batches
 from sparrow.training.objectives.surrogates import Objective, Terms, reference_kl
 from sparrow.training.optimiser import adamw, rate_at
-from sparrow.training.packing import pack_samples
-from sparrow.training.policy import ActorStates, Policy, Scores, full_tensor, reshard
+from sparrow.training.packing import by_token, join, pack_samples
+from sparrow.training.policy import (
+    ActorStates,
+    Policy,
+    Scores,
+    TeacherStates,
+    full_tensor,
+    reshard,
+    to_host,
+)
 from sparrow.training.world import World
 
 SUMS = ("loss", "clipped", "kl", "kl_reference")  # of a micro-batch, over its tokens
@@ -91,6 +99,7 @@ class Learner:
         actors: Sequence[Float32Matrix | None] | None = None,
         *,
         policy: Policy | None = None,
+        teacher: list[TeacherStates] | None = None,
         on_batch: OnBatch | None = None,
     ) -> list[SampleScores]:
         """Log-prob and entropy of every learnt token, in the order of the samples.
@@ -98,12 +107,14 @@ class Learner:
         actors: for some samples the actor's final hidden states of their learnt tokens; these get
         exact acceptance. The states may be on one rank alone, which then scores them.
         policy: the model to score with, such as the reference; None: the trained policy.
+        teacher: gets the hidden states and the LM head of this pass, for distillation.
         """
         policy = policy or self.policy
         actors = [None] * len(samples) if actors is None else actors
         scored: dict[int, SampleScores] = {}
         batches = self._batches(samples, self._owners(actors))
         total = sum(len(batch.numbers) for batch in batches if not batch.filler)
+        hidden: list[Tensor | None] = [None] * len(samples)
         for numbers, filler in batches:
             chosen = [samples[number] for number in numbers]
             states = [None if filler else actors[number] for number in numbers]
@@ -111,8 +122,14 @@ class Learner:
             if filler:
                 continue
             scored |= zip(numbers, _split(scores, chosen, states), strict=True)
+            if teacher is not None:
+                parts = to_host(scores.hidden_RC).split([sample.learnt for sample in chosen])
+                for number, part in zip(numbers, parts, strict=True):
+                    hidden[number] = part
             if on_batch is not None:
                 on_batch(len(scored), total)
+        if teacher is not None:
+            teacher.append(TeacherStates(policy.head.detach().clone(), hidden))
         reshard(policy)
         gathered = [item for share in self.world.all_gather(scored) for item in share.items()]
         return [scores for _, scores in sorted(dict(gathered).items())]
@@ -190,10 +207,10 @@ class Learner:
         for done, (numbers, filler) in enumerate(batches, 1):
             chosen = [samples[number] for number in numbers]
             shares = [0.0 if filler else float(coefficients[number]) for number in numbers]
-            by_token = [_by_token(shares, chosen), _joined(weights, numbers)]
+            values = [by_token(shares, chosen), join([weights[n] for n in numbers])]
             if references is not None:
-                by_token.append(_joined(references, numbers))
-            sums = self._backward(chosen, objective, *(x.to(self.device) for x in by_token))
+                values.append(join([references[n] for n in numbers]))
+            sums = self._backward(chosen, objective, *(x.to(self.device) for x in values))
             for name, value in sums.items():
                 total[name] += 0.0 if filler else value
             if on_batch is not None:
@@ -270,30 +287,15 @@ class Learner:
 
 def _terms(samples: Sequence[TrainSample], logprob_R: Tensor) -> Terms:
     device = logprob_R.device
-
-    def joined(parts: Sequence[Any]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(device)
-
     if any(sample.old_logprob is None for sample in samples):
         raise ValueError("update: a sample has no old_logprob; score it first")
     return Terms(
         logprob_T=logprob_R,
-        old_T=joined([s.old_logprob[s.loss_mask] for s in samples]),  # type: ignore[index]
-        rollout_T=joined([s.rollout_logprob[s.loss_mask] for s in samples]),
-        advantage_T=_by_token([sample.advantage for sample in samples], samples).to(device),
-        sequence_T=joined([np.full(s.learnt, n, np.int64) for n, s in enumerate(samples)]),
+        old_T=join([s.old_logprob[s.loss_mask] for s in samples]).to(device),  # type: ignore[index]
+        rollout_T=join([s.rollout_logprob[s.loss_mask] for s in samples]).to(device),
+        advantage_T=by_token([sample.advantage for sample in samples], samples).to(device),
+        sequence_T=join([np.full(s.learnt, n, np.int64) for n, s in enumerate(samples)]).to(device),
     )
-
-
-def _by_token(values: Sequence[float], samples: Sequence[TrainSample]) -> Tensor:
-    """Repeat the value of each sample for every learnt token of it."""
-    counts = [sample.learnt for sample in samples]
-    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), counts))
-
-
-def _joined(values: Sequence[Float32Array], numbers: Sequence[int]) -> Tensor:
-    """Values by learnt token of the samples with these numbers, one after the other."""
-    return torch.from_numpy(np.concatenate([values[number] for number in numbers]))
 
 
 def _split(

@@ -72,6 +72,17 @@ def _packed(ids: Sequence[Int32Array], learnt: Sequence[BoolArray]) -> Pack:
     )
 
 
+def join(parts: Sequence[np.ndarray]) -> Tensor:
+    """Values by learnt token of several samples, one after the other."""
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def by_token(values: Sequence[float], samples: Sequence[TrainSample]) -> Tensor:
+    """Repeat the value of each sample for every learnt token of it."""
+    counts = [sample.learnt for sample in samples]
+    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), counts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flash:
     """`Packed` by torch's variable-length flash attention: 16-bit products on a GPU."""

@@ -7,6 +7,7 @@ in the backward pass (activation checkpointing). Legend: sparrow/ops/types.py; R
 A those of them whose actor states are known.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparrow import ops
 from sparrow.models import Decoder
+from sparrow.models.decoder import Attention, Lora
 from sparrow.training.packing import Pack, packed_attention
 
 CHUNK_BYTES = 2**30  # of logits at a time on a GPU: enough rows for full speed
@@ -35,6 +37,17 @@ class Scores(NamedTuple):
     logprob_R: Tensor
     entropy_R: Tensor
     alpha_A: Tensor | None
+    hidden_RC: Tensor
+
+
+class TeacherStates(NamedTuple):
+    """The policy at one moment: its LM head, and final hidden states by sample.
+
+    The states of a sample are on the rank that computed them; None elsewhere.
+    """
+
+    head_VC: Tensor
+    hidden: Sequence[Tensor | None]  # [R, C] each, in host memory
 
 
 class Policy(nn.Module):
@@ -62,25 +75,44 @@ class Policy(nn.Module):
     def forward(self, pack: Pack, actor: ActorStates | None = None) -> Scores:
         """Score a pack; with gradients where they are enabled, but none of acceptance."""
         with self._definitions():
-            hidden_TC = self._hidden(pack)
-            head_VC = self.model.head.to(self.dtype)
-            chunk = max(1, CHUNK_BYTES // (4 * len(head_VC))) if hidden_TC.is_cuda else None
-            hidden_RC = hidden_TC[pack.sources_R]
-            stats = ops.token_stats(hidden_RC, head_VC, pack.targets_R, chunk=chunk)
+            hidden_RC, head_VC = self._hidden(pack, None, None), self.head
+            stats = ops.token_stats(hidden_RC, head_VC, pack.targets_R, chunk=self.chunk)
             alpha_A = None
             if actor is not None:
                 with torch.no_grad():
                     drawn_AC = actor.hidden_AC.to(hidden_RC)
                     alpha_A = ops.acceptance(hidden_RC[actor.places_A], drawn_AC, head_VC)
-        return Scores(stats.logprob, stats.entropy, alpha_A)
+        return Scores(stats.logprob, stats.entropy, alpha_A, hidden_RC)
 
-    def _hidden(self, pack: Pack) -> Tensor:
-        attention = packed_attention(pack, self.dtype)
-        arguments = (pack.ids_T, pack.positions_T, attention, None, self._through)
+    def hidden(
+        self, pack: Pack, attention: Attention | None = None, lora: Lora | None = None
+    ) -> Tensor:
+        """Final hidden states at the positions that predict a learnt token, [R, C].
+
+        Dense unless another attention is given. Scores of them need `head` in chunks of `chunk`.
+        """
+        with self._definitions():
+            return self._hidden(pack, attention, lora)
+
+    @property
+    def head(self) -> Tensor:
+        """The LM head in the dtype of products; on several devices after a forward pass only."""
+        return self.model.head.to(self.dtype)
+
+    @property
+    def chunk(self) -> int | None:
+        """Tokens whose logits exist at a time; None: the default of ops."""
+        if self.model.device.type != "cuda":
+            return None
+        return max(1, CHUNK_BYTES // (4 * self.model.spec.vocabulary))
+
+    def _hidden(self, pack: Pack, attention: Attention | None, lora: Lora | None) -> Tensor:
+        attention = attention or packed_attention(pack, self.dtype)
+        arguments = (pack.ids_T, pack.positions_T, attention, lora, self._through)
         if not self._casts:
-            return self.model(*arguments)
+            return self.model(*arguments)[pack.sources_R]
         weights = {name: weight.to(self.dtype) for name, weight in self._outside_layers()}
-        return functional_call(self.model, weights, arguments)
+        return functional_call(self.model, weights, arguments)[pack.sources_R]
 
     def _outside_layers(self) -> list[tuple[str, nn.Parameter]]:
         named = self.model.named_parameters()
@@ -113,7 +145,11 @@ def shard(policy: Policy) -> Policy:
     """
     from torch.distributed import get_world_size
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import (
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
     mesh = init_device_mesh(policy.model.device.type, (get_world_size(),))
     mixed = MixedPrecisionPolicy(
@@ -122,6 +158,7 @@ def shard(policy: Policy) -> Policy:
     for layer in policy.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=mixed)
     fully_shard(policy, mesh=mesh, mp_policy=mixed)
+    register_fsdp_forward_method(policy, "hidden")
     policy.sharded = True
     return policy
 
@@ -132,6 +169,14 @@ def reshard(policy: Policy) -> None:
 
     if isinstance(policy, FSDPModule):
         policy.reshard()
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Copy to pinned host memory; complete when the stream has come this far."""
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
 def full_tensor(weight: Tensor) -> Tensor:

@@ -11,15 +11,19 @@ import torch
 
 from sparrow.dataflow.episodes import shaped_reward
 from sparrow.dataflow.local.messages import Callbacks, LearnerBatch, NoCallbacks, RolloutBatch
+from sparrow.engine.answer import ResolvedDecoding
 from sparrow.models import Decoder, hf_views
+from sparrow.models.lora import Adapter
 from sparrow.schema.base import Float32Array, Float32Matrix
 from sparrow.schema.episode import Group, TrainSample, Trajectory
 from sparrow.schema.gate import AcceptanceReading, RatioEstimate
 from sparrow.schema.train import TrainConfig
+from sparrow.training.distillation import Distiller, DistillUpdate
 from sparrow.training.learner import Learner, SampleScores, UpdateStats
 from sparrow.training.objectives.advantages import Rewards
 from sparrow.training.objectives.algorithms import Algorithm
 from sparrow.training.objectives.corrections import combine, diagnose
+from sparrow.training.policy import TeacherStates
 
 
 @dataclass(kw_only=True)
@@ -29,6 +33,7 @@ class LearnerSide:
     config: TrainConfig
     learner: Learner
     algorithm: Algorithm
+    distiller: Distiller | None = None
     callbacks: Callbacks = field(default_factory=NoCallbacks)
 
     # A step.
@@ -45,9 +50,12 @@ class LearnerSide:
             *(TrainSample.of(trajectory, 0.0) for trajectory in rollouts.watched),
         ]
         self.callbacks.phase("dense log-probs", 0, len(samples))
+        old = self.distiller is not None and self.config.rollout.distill.teacher == "old"
+        teacher: list[TeacherStates] = []
         scores = self.learner.score(
             samples,
             list(map(_states, trajectories)),
+            teacher=teacher if old else None,
             on_batch=lambda done, total: self.callbacks.phase("dense log-probs", done, total),
         )
         if not all(map(_is_finite, scores)):
@@ -64,6 +72,7 @@ class LearnerSide:
             readings=tuple(_reading(*pair) for pair in pairs if pair[1].alpha is not None),
             estimates=tuple(_estimate(*pair) for pair in pairs),
             mismatch=mismatch,
+            teacher=teacher[0] if teacher else None,
         )
 
     def credit(self, groups: Sequence[Group]) -> list[TrainSample]:
@@ -103,6 +112,35 @@ class LearnerSide:
             if (numbers := [n for n, group in enumerate(batch.groups) if group in share])
         ]
 
+    def distill(
+        self, batch: LearnerBatch, decoding: ResolvedDecoding, step: int
+    ) -> DistillUpdate | None:
+        """Update the actor's adapter on a share of the samples; None if it is not due.
+
+        Samples of exact decoding were drawn from the dense policy: the objective's own term, whose
+        ratios are those of the sparse actor, is left out.
+        """
+        settings, schedule, rule = self.config.rollout.distill, decoding.schedule, decoding.rule
+        due = settings.every and step % settings.every == 0
+        if self.distiller is None or schedule is None or rule is None or not due:
+            return None
+        if batch.broken or not batch.samples:
+            return None
+        count = max(1, round(settings.share * len(batch.samples)))
+        rng = np.random.default_rng((self.config.run.seed, step))
+        chosen = sorted(rng.permutation(len(batch.samples))[:count].tolist())
+        teacher = batch.teacher
+        if teacher is not None:
+            teacher = teacher._replace(hidden=[teacher.hidden[number] for number in chosen])
+        return self.distiller.step(
+            [batch.samples[number] for number in chosen],
+            schedule,
+            rule,
+            objective=self.algorithm if settings.ppo and decoding.speculative is None else None,
+            teacher=teacher,
+            on_batch=lambda done, total: self.callbacks.phase("distillation", done, total),
+        )
+
     def _references(self, samples: Sequence[TrainSample]) -> tuple[Float32Array, ...] | None:
         """Log-probs of the reference model by learnt token; None without one."""
         if self.learner.reference is None:
@@ -129,6 +167,11 @@ class LearnerSide:
         return parts, diagnose(log_rho_T, weight_T, sequence_T)
 
     # Weights.
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter of the sparse actor, if it has one."""
+        return None if self.distiller is None else self.distiller.adapter
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Full weights by Hugging Face names; a collective call on all ranks."""

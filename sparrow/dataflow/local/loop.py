@@ -59,8 +59,9 @@ def train(run: Run) -> Path:
 def step(run: Run) -> None:
     """Run one step: rollout, dense log-probs, update, weight sync, records."""
     clock = run.start_step()
+    request = run.request()
     with clock("gen"):
-        rollouts = run.rollout.generate(run.request())
+        rollouts = run.rollout.generate(request)
         run.ledger.refuse_unjudged(rollouts)
     with clock("old_log_prob"):
         run.rollout.sleep()
@@ -68,9 +69,14 @@ def step(run: Run) -> None:
         look = run.gate.observe(run.step, batch.readings, batch.estimates)
     with clock("update_actor"):
         updates = run.learner.update(batch)
+    distilled = None
+    if run.learner.distiller is not None:
+        with clock("distill"):
+            decoding = run.rollout.decoding(request.schedule)
+            distilled = run.learner.distill(batch, decoding, run.step)
     with clock("weights"):
         run.sync_weights()
-    metrics = step_metrics(rollouts, batch, updates, look, clock.seconds())
+    metrics = step_metrics(rollouts, batch, updates, look, clock.seconds(), distilled)
     run.ledger.record(rollouts, updates, look, metrics)
     run.validate_if_due()
     run.save_if_due()

@@ -20,6 +20,7 @@ from sparrow.schema.gate import AcceptanceReading, RatioEstimate
 from sparrow.schema.schedule import Schedule
 from sparrow.tasks.judging import Unjudged as Unjudged
 from sparrow.training.learner import SampleScores
+from sparrow.training.policy import TeacherStates
 
 FAILED = ("timeouts", "crashes", "errors")  # kinds of failed verdicts
 
@@ -82,6 +83,7 @@ class LearnerBatch:
     readings: tuple[AcceptanceReading, ...] = ()  # exact acceptance, of the watched trajectories
     estimates: tuple[RatioEstimate, ...] = ()  # its cheap estimate, of all
     mismatch: dict[str, float] = field(default_factory=dict)
+    teacher: TeacherStates | None = None  # of this dense pass, if distillation wants it
     broken: bool = False  # the dense pass gave values that are not finite
 
 

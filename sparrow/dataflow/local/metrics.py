@@ -13,6 +13,7 @@ from sparrow.schema.gate import AcceptanceReading, GateCheck
 from sparrow.schema.gate import metrics as gate_metrics
 from sparrow.schema.sampling import SpeculationStats
 from sparrow.stats import FAR_TAIL, TAIL, UNCERTAIN, hard_misses
+from sparrow.training.distillation import DistillUpdate
 from sparrow.training.learner import UpdateStats
 
 Metrics = dict[str, float]
@@ -27,6 +28,7 @@ def step_metrics(
     updates: Sequence[UpdateStats],
     look: GateCheck,
     seconds: Mapping[str, float],
+    distilled: DistillUpdate | None = None,
 ) -> Metrics:
     """All metrics of a step; unknown ones are left out."""
     trajectories = rollouts.trajectories
@@ -41,6 +43,7 @@ def step_metrics(
         | _tail_of_step(batch.readings, look)
         | _density(trajectories)
         | _speculation(trajectories)
+        | _distilled(distilled)
         | {f"timing_s/{part}": value for part, value in seconds.items()}
         | {"perf/total_num_tokens": float(tokens), "perf/throughput": tokens / seconds["step"]}
     )
@@ -150,6 +153,13 @@ def _speculation(trajectories: Sequence[Trajectory]) -> Metrics:
     for position, (drafted, accepted) in enumerate(counts, start=1):
         metrics[f"acceptance_by_position/{position}"] = accepted / drafted
     return {f"spec/{name}": value for name, value in metrics.items()}
+
+
+def _distilled(update: DistillUpdate | None) -> Metrics:
+    """The step of the actor's adapter."""
+    if update is None:
+        return {}
+    return {f"distill/{name}": float(value) for name, value in update._asdict().items()}
 
 
 def _density(trajectories: Sequence[Trajectory]) -> Metrics:

@@ -33,12 +33,14 @@ from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
 from sparrow.files import has_sums, remove_unfinished, unfinished_path, write_whole
 from sparrow.gate import Gate
 from sparrow.models import Decoder, fingerprint, load, provenance, save, tokenizer_digest
+from sparrow.models.actor import load_actor, save_actor
 from sparrow.models.checkpoint import pick_device, pick_dtype
+from sparrow.models.lora import Adapter
 from sparrow.models.sources import split_revision
 from sparrow.models.spec import ModelSpec
 from sparrow.schema.base import to_dict
 from sparrow.schema.loading import read_resolved
-from sparrow.schema.run_folder import MODEL, SCHEDULE, flat_settings
+from sparrow.schema.run_folder import ACTOR, MODEL, SCHEDULE, flat_settings
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import GateConfig, RolloutConfig, TrainConfig
 from sparrow.schema.types import Report
@@ -46,6 +48,7 @@ from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example, Examples, Judge
 from sparrow.tasks.choosing import open_judge, open_rows
 from sparrow.tasks.rows import FileRows
+from sparrow.training.distillation import Distiller
 from sparrow.training.learner import Learner
 from sparrow.training.objectives.algorithms import Algorithm, make_algorithm
 from sparrow.training.policy import Policy, shard
@@ -138,7 +141,11 @@ class Run:
         """Copy the learner's weights to the backend; their version is the number of steps taken."""
         self.callbacks.phase("weights")
         self.rollout.backend.wake()
-        self.rollout.backend.sync_weights(self.learner.weights(), version=self.step + 1)
+        self._sync(self.step + 1)
+
+    def _sync(self, version: int) -> None:
+        weights, adapter = self.learner.weights(), self.learner.adapter
+        self.rollout.backend.sync_weights(weights, version=version, adapter=adapter)
 
     # After a step.
 
@@ -167,6 +174,8 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         parts = {"gate": self.gate.state(), "learner": self.learner.learner.state()}
+        if self.learner.distiller is not None:
+            parts["distiller"] = self.learner.distiller.state()
         return {**self.ledger.state(), **parts}
 
     def load_checkpoint(self, step: int) -> None:
@@ -178,14 +187,16 @@ class Run:
                 raise ValueError("it belongs to another step")
             self.ledger.restore(state)
             self.learner.learner.restore(state["learner"])
-            self.gate = Gate.restore(self.config.gate, state["gate"])
+            if self.learner.distiller is not None:
+                self.learner.distiller.restore(state["distiller"])
+            self.gate = Gate.restore(gate_config(self.config), state["gate"])
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(
                 f"step {step} in {checkpoints.folder} is not a state of this run ({reason})"
             ) from error
         if self.step:
-            self.rollout.backend.sync_weights(self.learner.weights(), version=self.step)
+            self._sync(self.step)
 
     def finish(self) -> Path:
         """Write the Hugging Face folder and return it; the learner can be used further."""
@@ -203,6 +214,12 @@ class Run:
             os.rename(target, shorter)
             shutil.rmtree(shorter)
         save(model, target)
+        schedule = self.rollout.decoding(self.gate.schedule).schedule
+        if (adapter := self.learner.adapter) is not None and schedule is not None:
+            actor = unfinished_path(files.folder / ACTOR)
+            save_actor(actor, adapter, schedule, model, name=files.folder.name)
+            shutil.rmtree(files.folder / ACTOR, ignore_errors=True)
+            os.rename(actor, files.folder / ACTOR)
         files.finish()
         return target
 
@@ -214,14 +231,24 @@ def describe_run(config: TrainConfig, decoding: ResolvedDecoding, rows: str) -> 
     corrections = ", ".join(choice.use for choice in config.algorithm.corrections) or "none"
     target = f"keeps p05 >= {gate.target}, mode {gate.mode}"
     sparse = decoding.schedule is not None and decoding.speculative is None
+    rollouts = f"sparse, {decoding.describe()}" if sparse else decoding.describe()
     return {
-        "rollout": f"sparse, {decoding.describe()}" if sparse else decoding.describe(),
+        "rollout": rollouts + _describe_distillation(config),
         "gate": "off" if gate.mode == "off" else target,
         "model": config.model.name,
         "data": f"{rows} | {batch} a step",
         "algorithm": f"{config.algorithm.name}, corrections: {corrections}",
         "validation": _describe_validation(config),
     }
+
+
+def _describe_distillation(config: TrainConfig) -> str:
+    distill = config.rollout.distill
+    if not distill.on:
+        return ""
+    adapter = f"rank {distill.rank}" if distill.adapter is None else str(distill.adapter)
+    when = f"distilled every {distill.every} steps" if distill.every else "not trained"
+    return f" | actor adapter {adapter}, {when} by {distill.divergence}"
 
 
 def _describe_validation(config: TrainConfig) -> str:
@@ -329,9 +356,12 @@ def open_parts(
     if unusable:
         report(f"validation: {len(unusable)} rows are left out, the first: {unusable[0]}")
     learner = _learner_side(config, model, reference, dtype, algorithm, world)
+    backend = _backend(config, decoding, dtype, device, longest)
+    if learner.adapter is not None and rollout.distill.adapter is not None:
+        backend.set_actor(learner.adapter)
     side = RolloutSide(
         config=config,
-        backend=_backend(config, decoding, dtype, device, longest),
+        backend=backend,
         exact=decoding if exact else None,
         rows=rows,
         judge=judge or open_judge(config.data, rows),
@@ -345,7 +375,7 @@ def open_parts(
     )
     mass = decoding.flow.mass is not None
     # Under exact decoding the actor is the policy: the gate has nothing to change.
-    gate = Gate(config.gate, None if exact else schedule, longest=longest, mass=mass)
+    gate = Gate(gate_config(config), None if exact else schedule, longest=longest, mass=mass)
     return Run(config=config, rollout=side, learner=learner, gate=gate, ledger=ledger)
 
 
@@ -365,8 +395,9 @@ def _learner_side(
     algorithm: Algorithm,
     world: World,
 ) -> LearnerSide:
-    batch = config.batch
+    batch, distill = config.batch, config.rollout.distill
     joined = model.device.type == "cuda" if batch.compile is None else batch.compile
+    adapter = _adapter(config, model) if distill.on else None  # before weights are sharded
     policy = Policy(model, dtype=dtype, recompute=batch.recompute, compiled=joined)
     learner = Learner(
         shard(policy) if world.size > 1 else policy,
@@ -376,7 +407,34 @@ def _learner_side(
         world=world,
         reference=None if reference is None else Policy(reference, dtype=dtype, compiled=joined),
     )
-    return LearnerSide(config=config, learner=learner, algorithm=algorithm)
+    distiller = None
+    if adapter is not None:
+        rate = 5 * config.optimiser.rate if distill.rate is None else distill.rate
+        distiller = Distiller(
+            learner.policy,
+            adapter,
+            rate=rate,
+            tokens=batch.tokens,
+            divergence=distill.divergence,
+            weight=distill.weight,
+            world=world,
+        )
+    return LearnerSide(config=config, learner=learner, algorithm=algorithm, distiller=distiller)
+
+
+def _adapter(config: TrainConfig, model: Decoder) -> Adapter:
+    """The adapter of the sparse actor at the start; a new one changes nothing."""
+    distill, place = config.rollout.distill, {"dtype": torch.float32, "device": model.device}
+    if distill.adapter is not None:
+        return load_actor(distill.adapter, model, dtype=torch.float32).adapter
+    settings: dict[str, Any] = {"modules": distill.targets, "b_std": 0.0, **place}
+    return Adapter.random(model.spec, distill.rank, seed=config.run.seed, **settings)
+
+
+def gate_config(config: TrainConfig) -> GateConfig:
+    """The gate's settings; it may lower budgets where the actor is distilled."""
+    lower = config.gate.lower
+    return config.gate.replace(lower=config.rollout.distill.on if lower is None else lower)
 
 
 def _reference(config: TrainConfig, model: Decoder, dtype: torch.dtype) -> Decoder | None:

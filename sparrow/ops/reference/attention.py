@@ -183,14 +183,61 @@ def _keeping(
     def keep(start: int, stop: int) -> Tensor | None:
         if stop <= dense:
             return None
-        scores_nGM = F.pad(scores(start, stop), (0, int(stop % page > 0)), value=float("-inf"))
-        lengths_n = torch.arange(start + 1, stop + 1, device=scores_nGM.device)
-        budgets_n = budgets[start:stop].to(lengths_n)
-        prompt = (lengths_n <= dense).reshape(-1, *(1,) * (budgets_n.ndim - 1))
-        keep_nGM = choose(scores_nGM, lengths_n, torch.where(prompt, DENSE, budgets_n))
+        keep_nGM = _kept(scores, budgets, dense, page, choose, start, stop)
         return keep_nGM.repeat_interleave(page, dim=2)[:, :, :stop]
 
     return keep
+
+
+def _kept(
+    scores: Scores,
+    budgets: Tensor,
+    dense: int,
+    page: int,
+    choose: Callable[..., Tensor],
+    start: int,
+    stop: int,
+) -> Tensor:
+    """The pages that the queries start to stop of one sequence keep, bool [n, G, M]."""
+    scores_nGM = F.pad(scores(start, stop), (0, int(stop % page > 0)), value=float("-inf"))
+    lengths_n = torch.arange(start + 1, stop + 1, device=scores_nGM.device)
+    budgets_n = budgets[start:stop].to(lengths_n)
+    prompt = (lengths_n <= dense).reshape(-1, *(1,) * (budgets_n.ndim - 1))
+    return choose(scores_nGM, lengths_n, torch.where(prompt, DENSE, budgets_n))
+
+
+@torch.no_grad()
+def kept_pages(
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    bounds: Tensor,
+    dense_B: Tensor,
+    budgets: Tensor,
+    *,
+    page: int,
+    first: int,
+    last: int,
+    mass: float | None,
+    scorer: Scorer,
+) -> Tensor:
+    """The pages that each token of `attend_sparse` keeps, bool [T, G, M]: M of the longest."""
+    choose = partial(keep_pages, page=page, first=first, last=last, mass=mass)
+    spans = list(_spans(bounds, len(q_THD)))
+    most = max((-(-(span.stop - span.start) // page) for span in spans), default=0)
+    kept_TGM = torch.zeros(
+        (len(q_THD), k_TGD.shape[1], most), dtype=torch.bool, device=q_THD.device
+    )
+    for span, dense in zip(spans, dense_B.tolist(), strict=True):
+        q_SHD, k_SGD, v_SGD = q_THD[span], k_TGD[span], v_TGD[span]
+        scores = scorer(q_SHD, k_SGD, v_SGD, dense)
+        size = _block_size(q_SHD, len(k_SGD))
+        for start in range(0, len(q_SHD), size):
+            stop = min(start + size, len(q_SHD))
+            keep_nGM = _kept(scores, budgets[span], dense, page, choose, start, stop)
+            begin = span.start + start
+            kept_TGM[begin : begin + len(keep_nGM), :, : keep_nGM.shape[2]] = keep_nGM
+    return kept_TGM
 
 
 def _attend_sequence(

@@ -35,8 +35,11 @@ def divergence(
     kind: Divergence = "reverse_kl",
     temperature: float | Tensor = 1.0,
     chunk: int | None = None,
+    p_head_VC: Tensor | None = None,
 ) -> Tensor:
     """The divergence of q from p at every position, [T], with gradients to q's hidden states alone.
+
+    p_head: the teacher's LM head, where it is another one.
 
     reverse_kl       KL(q || p)
     forward_kl       KL(p || q)
@@ -47,7 +50,8 @@ def divergence(
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(get_args(Divergence))}, got {kind!r}")
     options = (per_token(temperature, q_TC), chunk or chunk_tokens(len(head_VC)), KINDS[kind])
-    return _Divergence.apply(p_TC.detach(), q_TC, head_VC.detach(), *options)
+    p_head_VC = head_VC if p_head_VC is None else p_head_VC
+    return _Divergence.apply(p_TC.detach(), p_head_VC.detach(), q_TC, head_VC.detach(), *options)
 
 
 class _Divergence(torch.autograd.Function):
@@ -57,6 +61,7 @@ class _Divergence(torch.autograd.Function):
     def forward(
         ctx: Any,
         p_TC: Tensor,
+        p_head_VC: Tensor,
         q_TC: Tensor,
         head_VC: Tensor,
         temperature_T: Tensor,
@@ -65,33 +70,28 @@ class _Divergence(torch.autograd.Function):
     ) -> Tensor:
         value_T = q_TC.new_empty(len(q_TC), dtype=accumulator(q_TC.dtype))
         for part in chunks(len(q_TC), chunk):
-            both = _log_probs(p_TC, q_TC, head_VC, temperature_T, part)
-            value_T[part] = kind(*both).value_n
-        ctx.save_for_backward(p_TC, q_TC, head_VC, temperature_T)
+            logp_nV = log_softmax(p_TC[part], p_head_VC, temperature_T[part])
+            logq_nV = log_softmax(q_TC[part], head_VC, temperature_T[part])
+            value_T[part] = kind(logp_nV, logq_nV).value_n
+        ctx.save_for_backward(p_TC, p_head_VC, q_TC, head_VC, temperature_T)
         ctx.chunk, ctx.kind = chunk, kind
         return value_T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        p_TC, q_TC, head_VC, temperature_T = ctx.saved_tensors
+        p_TC, p_head_VC, q_TC, head_VC, temperature_T = ctx.saved_tensors
         wide = accumulator(q_TC.dtype)
         factor_VC = head_VC if q_TC.is_cuda else head_VC.to(wide)
         grad_TC = torch.empty_like(q_TC)
         for part in chunks(len(q_TC), ctx.chunk):
-            logp_nV, logq_nV = _log_probs(p_TC, q_TC, head_VC, temperature_T, part)
+            logp_nV = log_softmax(p_TC[part], p_head_VC, temperature_T[part])
+            logq_nV = log_softmax(q_TC[part], head_VC, temperature_T[part])
             slope_nV, q_nV = ctx.kind(logp_nV, logq_nV).slope_nV, logq_nV.exp()
             mean_n1 = (q_nV * slope_nV).sum(1, keepdim=True)  # probabilities add up to 1
             scale_n1 = (grads[0][part] / temperature_T[part])[:, None]
             grad_nV = scale_n1 * q_nV * (slope_nV - mean_n1)
             grad_TC[part] = (grad_nV.to(factor_VC.dtype) @ factor_VC).to(q_TC.dtype)
-        return None, grad_TC, None, None, None, None
-
-
-def _log_probs(
-    p_TC: Tensor, q_TC: Tensor, head_VC: Tensor, temperature_T: Tensor, part: slice
-) -> tuple[Tensor, Tensor]:
-    logp_nV = log_softmax(p_TC[part], head_VC, temperature_T[part])
-    return logp_nV, log_softmax(q_TC[part], head_VC, temperature_T[part])
+        return None, None, grad_TC, None, None, None, None
 
 
 def _reverse_kl(logp_nV: Tensor, logq_nV: Tensor) -> _Value:
