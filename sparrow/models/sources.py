@@ -15,6 +15,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 # The sha256 of each shipped model's SHA256SUMS, which lists its card too: both are renewed with it.
 PINNED = {
     "small": "3747bdd7aceb0208056487e4a88425b339125f4cc2d1657c15e9b1177dd033b5",
+    "small-rl": "f0aeef8a2ea5d6980c407ec838abd7aafa7651572547797a78b5b3e90facb6da",
     "tiny": "d311f4b86dee5d406522e05bfc608a97f4b54416ad053ef959aecacf04d59b19",
 }
 _WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", SUMS)  # of a hub's model

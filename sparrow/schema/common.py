@@ -39,7 +39,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 class ModelConfig(Record):
     """The model, its dtype and device."""
 
-    name: Name = "smollm2-135m"  # shipped (tiny, small), fetched, on the hub, or a folder
+    name: Name = "smollm2-135m"  # shipped (tiny, small, small-rl), fetched, on the hub, or a folder
     dtype: Dtype = "auto"
     device: Device = "auto"
 

@@ -28,7 +28,7 @@ LETTERS = {
     "out": "o",
 }
 HELP = {
-    "model": "tiny, small, smollm2-135m, a folder, or owner/name of the hub.",
+    "model": "tiny, small, small-rl, smollm2-135m, a folder, or owner/name of the hub.",
     "task": "assignments, countdown, graph or gym/NAME.",
     "rows": "A .jsonl, .csv or .parquet file, or a dataset of the hub (owner/name[:split]).",
     "length": "About how long a task's answers are.",

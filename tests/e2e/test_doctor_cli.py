@@ -45,7 +45,7 @@ def test_json_is_a_result_of_the_schema() -> None:
     assert (found.format, found.ready, found.devices[0]) == (1, True, "cpu")
     assert found.self_test is found.kernels is found.broken is None
     assert found.torch.threads >= 1
-    assert {model.name for model in found.models.shipped} == {"small", "tiny"}
+    assert {model.name for model in found.models.shipped} == {"small", "small-rl", "tiny"}
     assert min(found.models.memory, found.models.cache.free, found.models.runs.free) > 0
     assert (found.fits[0].device, found.fits[0].bytes) == ("cpu", found.models.memory)
     assert {each.name for each in found.packages} >= {"torch", "numba", "math-verify"}

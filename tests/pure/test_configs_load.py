@@ -31,7 +31,7 @@ def test_every_file_loads_by_its_name_as_the_class_of_its_folder() -> None:
         for name, file in names.items():
             assert find_config(verb, name) == file == find_config(verb, file)
             assert load_config(cls, [name]) == load_config(cls, [file])
-    assert shipped_configs("train").keys() >= {"tiny", "small", "qwen3-1.7b-math"}
+    assert shipped_configs("train").keys() >= {"tiny", "small", "small-rl", "qwen3-1.7b-math"}
 
 
 def test_an_unknown_name_lists_the_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,20 +47,28 @@ def test_an_unknown_name_lists_the_known(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_schedules_are_as_they_would_be_saved_and_were_planned(tmp_path: Path) -> None:
-    plans = {"tiny-0.86": "plan-tiny-arm", "small-0.86": "plan-small-h200"}
+    plans = {
+        "tiny-0.86": "2026-11-15-plan-tiny-arm",
+        "small-0.86": "2026-11-15-plan-small-h200",
+        "small-rl-0.86": "2026-11-17-plan-small-rl-0.86-h200",
+        "small-rl-0.80": "2026-11-17-plan-small-rl-0.80-h200",
+    }
     assert shipped_configs("schedules").keys() == plans.keys()
     for name, file in shipped_configs("schedules").items():
         schedule = named_schedule(name)
         assert schedule.name == name
         schedule.save(tmp_path / "again.json")
         assert (tmp_path / "again.json").read_bytes() == file.read_bytes()
-        planned = json.loads((ROOT / f"bench/2026-11-15-{plans[name]}.json").read_text())
-        of_then = planned["schedule"] | {"flow_digest": schedule.flow_digest}  # had none yet
-        assert schedule == from_dict(Schedule, of_then)
+        planned = json.loads((ROOT / f"bench/{plans[name]}.json").read_text())["schedule"]
+        planned.setdefault("flow_digest", schedule.flow_digest)  # older plans have none
+        assert float(planned["name"].rpartition("-")[2]) == float(name.rpartition("-")[2])
+        assert schedule == from_dict(Schedule, planned | {"name": name})  # 0.8 is called 0.80
 
 
-def test_recipes_are_sparse_by_a_schedule_for_their_model() -> None:
-    for name in shipped_configs("train"):
+def test_recipes_are_sparse_by_a_schedule_for_their_model_but_one() -> None:
+    dense = load_config(TrainConfig, ["small-rl"])  # makes the model that others start from
+    assert (dense.rollout.decoding, dense.gate.mode) == ("dense", "off")
+    for name in shipped_configs("train").keys() - {"small-rl"}:
         recipe = load_config(TrainConfig, [name])
         schedule = named_schedule(str(recipe.rollout.attention.schedule))
         assert schedule.model == recipe.model.name.removeprefix("Qwen/")

@@ -18,8 +18,8 @@ from sparrow.schema.sampling import SamplingParams
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import EOS, IDS, VOCABULARY, decode, encode
 
-NAMES = ("small", "tiny")
-MOST = {"tiny": 4_000_000, "small": 5_000_000}
+NAMES = ("small", "small-rl", "tiny")
+MOST = {"tiny": 4_000_000, "small": 5_000_000, "small-rl": 5_000_000}
 TEXT = PUZZLES["countdown"].row(3, 200).prompt
 
 
