@@ -127,6 +127,7 @@ def build(
     batch: int,
     context: int,
     speculative: SpeculativeParams | None = None,
+    adapter_rank: int = 64,
 ) -> Engine:
     """An engine for these rows, or for as many as fit, with a random cache."""
     spec, page_bytes = model.spec, timing.cache_page_bytes(model, rule)
@@ -147,6 +148,7 @@ def build(
         max_context=most,
         kv_bytes=kv_bytes,
         adapters=1,
+        adapter_rank=adapter_rank,
         rule=rule,
         speculative=speculative,
     )
@@ -171,22 +173,23 @@ def fill(engine: Engine) -> None:
 def running(
     engine: Engine,
     contexts: Sequence[int],
-    schedule: Schedule | None,
+    schedule: Schedule | Sequence[Schedule | None] | None,
     *,
     room: int,
     speculative: SpeculativeParams | None = None,
 ) -> Iterator[list[Sample]]:
     """Running samples, as if prompts of these lengths had been computed and one token sampled.
 
-    room: how many tokens a sample may draw; where it speculates, it has pages for them from the
-    start. Unfinished samples are aborted at the end.
+    schedule: of all, or of each. room: how many tokens a sample may draw; where it speculates, it
+    has pages for them from the start. Unfinished samples are aborted at the end.
     """
     vocabulary = engine.model.spec.vocabulary
     draw = np.random.default_rng(0)
-    for seed, context in enumerate(contexts):
+    schedules = schedule if isinstance(schedule, Sequence) else [schedule] * len(contexts)
+    for seed, (context, own) in enumerate(zip(contexts, schedules, strict=True)):
         prompt = draw.integers(vocabulary, size=context).tolist()
         params = SamplingParams(max_tokens=room, ignore_eos=True, seed=seed)
-        engine.add(prompt, params, schedule=schedule, speculative=speculative)
+        engine.add(prompt, params, schedule=own, speculative=speculative)
     ahead = 0 if speculative is None else room
     scheduler = engine.scheduler
     widths = [pages_for(context + ahead, PAGE) for context in contexts]

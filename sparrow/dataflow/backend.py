@@ -17,6 +17,7 @@ import torch
 from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
+from sparrow.models.lora import Adapter
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
@@ -48,8 +49,13 @@ class RolloutBackend(Protocol):
     def serving(self) -> AbstractAsyncContextManager[Sampler]:
         """A context in which prompts are answered."""
 
-    def sync_weights(self, weights: Mapping[str, torch.Tensor], *, version: int) -> None:
-        """Load weights by Hugging Face names; tokens sampled from now on have this version."""
+    def sync_weights(
+        self, weights: Mapping[str, torch.Tensor], *, version: int, adapter: Adapter | None = None
+    ) -> None:
+        """Load weights by Hugging Face names; tokens sampled from now on have this version.
+
+        adapter: that of sparse decoding; None: it has none.
+        """
 
     def sleep(self) -> None:
         """Free memory while the learner works; weights may be lost until `sync_weights`."""
@@ -69,8 +75,11 @@ class EngineBackend(RolloutBackend):
     def serving(self) -> AsyncEngine:
         return AsyncEngine(self.engine)
 
-    def sync_weights(self, weights: Mapping[str, torch.Tensor], *, version: int) -> None:
+    def sync_weights(
+        self, weights: Mapping[str, torch.Tensor], *, version: int, adapter: Adapter | None = None
+    ) -> None:
         self.engine.update(weights, version=version)
+        self.engine.set_actor(adapter)
 
     def sleep(self) -> None:
         self.engine.sleep(weights="drop")

@@ -20,13 +20,13 @@ from sparrow.engine.language import Language
 from sparrow.engine.loop import Loop, Output
 from sparrow.engine.memory import allocate, host_memory
 from sparrow.engine.pool import EXACT_BATCH, PAGE
-from sparrow.engine.requests import Request, stop_ids
+from sparrow.engine.requests import ACTOR, Request, stop_ids
 from sparrow.engine.runner import Runner, without_kernel
 from sparrow.engine.scheduler import Reuse, Scheduler, SchedulerPolicy
 from sparrow.engine.speculation import DraftRoom
 from sparrow.engine.weights import Items, Stay, WeightStore
 from sparrow.models import Decoder
-from sparrow.models.lora import Adapter, AdapterBank
+from sparrow.models.lora import Adapter, AdapterBank, MergedDecoder
 from sparrow.schema.sampling import (
     Completion,
     OutputOptions,
@@ -55,8 +55,8 @@ class Engine:
     exact_batches  on a CPU: pad small batches so that a sample's bits do not depend on how many
                    others run beside it (BLAS rounds products of few rows differently)
     graphs         on a GPU: capture decode steps and replay them
-    adapters       LoRA adapters that can be loaded at once, of rank up to `adapter_rank`; their
-                   memory is taken when the first one is loaded
+    adapters       LoRA adapters that can be loaded at once, of rank up to `adapter_rank`, the
+                   actor's among them; their memory is taken when the first one is loaded
     speculative    room for drafts of such requests from the start; it grows as requests need it
     """
 
@@ -101,6 +101,7 @@ class Engine:
         self._kv_bytes = kv_bytes
         self._weights = WeightStore(model)
         self._adapters = AdapterBank(model.spec, adapters, adapter_rank, model.dtype, model.device)
+        self._actor: MergedDecoder | None = None
         spec, device = model.spec, model.device
         self._budgets = BudgetTable(layers=spec.layers, kv_heads=spec.kv_heads, device=device)
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
@@ -117,6 +118,8 @@ class Engine:
 
     def _allocate(self) -> None:
         """Allocate the KV cache, and build everything that refers to it."""
+        if self._actor is not None:
+            self._actor.allocate()  # first: what is left is for keys and values
         sizes = self.max_running, self.max_context, self._kv_bytes, self._draft_room
         self.memory, cache, rows, self.pool, self._drafts = allocate(self.model, self.rule, *sizes)
         self.scheduler.attach(self.pool, rows, cache)
@@ -130,6 +133,7 @@ class Engine:
             rule=self.rule,
             budgets=self._budgets,
             adapters=self._adapters,
+            merged=None if self._actor is None else self._actor.decoder,
             drafts=self._drafts,
             least_batch=self._least_batch,
             graphs=self._graphs,
@@ -163,6 +167,7 @@ class Engine:
 
         speculative: exact decoding. The schedule is then that of the drafts alone; tokens have the
         distribution of dense decoding.
+        adapter: one that is loaded. Where there is an actor, requests with a schedule have its own.
         Text is encoded as it is, without a chat template, and its completions have text too.
         streamed: whether tokens come as they are drawn. Otherwise only completions come, which
         costs the host less.
@@ -177,6 +182,8 @@ class Engine:
             raise ValueError("speculative: drafts need a schedule, such as Schedule.fixed(512)")
         if speculative is not None:
             self._check_drafts(schedule, speculative)
+        self._check_name(adapter)
+        adapter = self._adapter_under(schedule, adapter)
         decode = None
         if isinstance(prompt, str):
             decode, prompt = self.language.decode, self.language.encode(prompt, raw=True)
@@ -291,14 +298,19 @@ class Engine:
 
         None is dense. Returns the ids of the requests that changed; finished ones are ignored.
         Keys and values stay, memory and captured steps too; completions record what ran, and when.
+        But where the engine has an actor, its adapter comes and goes with the schedule: samples
+        that become dense or sparse go on with their keys and values computed anew.
         """
         if not isinstance(which, int | Schedule):
             raise ValueError(f"reschedule: expected a request id or a Schedule, got {which!r}")
+        if self._actor is not None:
+            self.loop.drain()
         requests = self.loop.requests.values()
         chosen = [request for request in requests if which in (request.id, request.schedule)]
         for request in chosen:
             if request.speculative is not None:
                 self._check_drafts(schedule, request.speculative)
+            self._adapter_under(schedule, request.adapter)
         slot = self._schedule_slot(schedule, [other for other in requests if other not in chosen])
         for request in chosen:
             request.schedule, request.schedule_slot = schedule, slot
@@ -307,6 +319,7 @@ class Engine:
                     sample.history.change(sample.drawn, schedule)
                 if sample.row is not None:
                     self.scheduler.rows.schedule_R[sample.row] = slot
+            self._follow_actor(request, restart=False)
         return [request.id for request in chosen]
 
     def abort(self, request: int) -> None:
@@ -317,6 +330,8 @@ class Engine:
         """Run the next step; return the tokens and completions that are available by then."""
         self._require_awake()
         self._weights.require()
+        if self._actor is not None:
+            self._actor.renew()
         outputs = self.loop.step(self.runner, self.version)
         if self.idle:
             self.check_integrity()
@@ -419,6 +434,7 @@ class Engine:
         self, name: str, adapter: Adapter, *, in_flight: InFlight = "continue"
     ) -> None:
         """Load an adapter under a name, or replace the one of that name, between steps."""
+        self._check_name(name)
         self._pause(in_flight)
         slot = self._adapters.put(name, adapter)
         users = [request for request in self.loop.requests.values() if request.adapter == name]
@@ -428,10 +444,81 @@ class Engine:
 
     def drop_adapter(self, name: str) -> None:
         """Unload an adapter that no request uses."""
+        self._check_name(name)
         users = [request.id for request in self.loop.requests.values() if request.adapter == name]
         if users:
             raise ValueError(f"adapter {name!r} is in use by requests {users}")
         self._adapters.drop(name)
+
+    def set_actor(self, adapter: Adapter | None, *, in_flight: InFlight = "continue") -> None:
+        """Set the adapter of sparse decoding, or remove it (None), between steps.
+
+        Every request with a schedule uses it, for its prompt too; dense ones never do. Exact
+        decoding drafts with it and verifies without, so tokens have the distribution of dense
+        decoding. Steps whose requests all use it run at the speed of plain weights, on a copy of
+        those that it changes: memory that comes off that for keys and values. Samples in flight
+        whose adapter changes continue or restart as in `update`.
+        """
+        self._pause(in_flight)
+        if adapter is None and self._actor is None:
+            return
+        restart = in_flight == "restart"
+        if adapter is None:
+            self._adapters.drop(ACTOR)
+        else:
+            own = [r.id for r in self._sparse_requests() if r.adapter not in (None, ACTOR)]
+            if own:
+                raise ValueError(f"requests {own[:5]} have a schedule and an adapter of their own")
+            self._adapters.put(ACTOR, adapter)
+        if adapter is not None and self._actor is not None and self._actor.load(adapter):
+            self._follow_all(restart)
+            return
+        self._actor = None if adapter is None else MergedDecoder(self.model, adapter)
+        self._follow_all(restart)
+        self._release()
+        try:
+            self._allocate()
+        except Exception:  # such as too little memory
+            self._actor = None
+            self._adapters.drop(ACTOR)
+            self._follow_all(restart)
+            self._allocate()
+            raise
+
+    def _sparse_requests(self) -> list[Request]:
+        return [request for request in self.loop.requests.values() if request.schedule is not None]
+
+    def _follow_all(self, restart: bool) -> None:
+        for request in self._sparse_requests():
+            self._follow_actor(request, restart=restart)
+
+    def _follow_actor(self, request: Request, *, restart: bool) -> None:
+        """Give a request the adapter that goes with its schedule; renew what another computed."""
+        slots = request.adapter_slot, request.policy_slot
+        own = None if request.adapter == ACTOR else request.adapter
+        request.adapter = self._adapter_under(request.schedule, own)
+        request.adapter_slot = self._adapters.find(request.adapter)
+        if request.policy_slot != slots[1]:
+            self.scheduler.renew(request, restart=restart)
+        elif request.adapter_slot != slots[0]:  # that of drafts
+            for sample in request.samples:
+                if sample.row is not None:
+                    self.scheduler.rows.adapter_R[sample.row] = request.adapter_slot.slot
+
+    def _adapter_under(self, schedule: Schedule | None, adapter: str | None) -> str | None:
+        """The adapter of a request that asks for one, or for none, under a schedule."""
+        if self._actor is None or schedule is None:
+            return adapter
+        if adapter not in (None, ACTOR):
+            raise ValueError(
+                f"adapter {adapter!r} with schedule {schedule.name!r}: sparse decoding uses the "
+                "actor's adapter here; set_actor(None) removes it"
+            )
+        return ACTOR
+
+    def _check_name(self, name: str | None) -> None:
+        if name == ACTOR:
+            raise ValueError(f"adapter {name!r} is that of sparse decoding: see set_actor")
 
     # Sleep.
 
@@ -447,6 +534,8 @@ class Engine:
         self._release()
         self.asleep = True
         self._weights.offload(weights)
+        if self._actor is not None and weights != "keep":
+            self._actor.free()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -468,9 +557,10 @@ class Engine:
         """Describe the engine in one line."""
         rule = f"{self.rule.name} rule" if self.rule is not None else "dense only"
         lacking = ", ".join(sorted(without_kernel(self.model, self.rule)))
+        actor = "" if self._actor is None else f", actor of rank {self._actor.adapter.rank}"
         why = f" (no kernel here for {lacking})" if self.policy.pack and lacking else ""
         return (
-            f"{describe_model(self.model)}, v{self.version} | page {PAGE}, {rule} | "
+            f"{describe_model(self.model)}, v{self.version} | page {PAGE}, {rule}{actor} | "
             f"{self.memory.describe()} | up to {self.max_running} at once, "
             f"{'CUDA graphs' if self._graphs else f'eager{why}'} | {describe_ops(self.model)}"
         )

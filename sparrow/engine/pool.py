@@ -170,6 +170,7 @@ class Rows:
         self.least_R = zeros()  # tokens before which stop ids are forbidden
         self.stops_RS = zeros(STOPS)
         self.schedule_R, self.adapter_R = zeros(), zeros()
+        self.policy_adapter_R = zeros()  # that of verifications
         self.acceptance_R = zeros()  # of drafts: the number of its rule in ACCEPTANCE
         self.drafted_R = zeros()  # drafts since the last verification
         self.length_R[self.spare] = -1
@@ -194,6 +195,7 @@ class Rows:
         self.least_R[row] = params.min_tokens
         self.schedule_R[row] = request.schedule_slot
         self.adapter_R[row] = request.adapter_slot.slot
+        self.policy_adapter_R[row] = request.policy_slot.slot
         speculative = request.speculative
         rule = None if speculative is None else speculative.acceptance
         self.acceptance_R[row] = ACCEPTANCE.index(rule)

@@ -27,6 +27,7 @@ from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
 
 Shares = npt.NDArray[np.float32]
+ACTOR = "actor"  # the name of the adapter of sparse decoding
 STOPS = 32  # stop ids of a request that asks for a minimum number of tokens
 
 
@@ -153,6 +154,19 @@ class Request:
     def decoding_schedule(self) -> Schedule | None:
         """The schedule that its tokens are drawn under: exact decoding is dense."""
         return self.schedule if self.speculative is None else None
+
+    @property
+    def policy_adapter(self) -> str | None:
+        """The adapter of its keys and values, and of the distribution that tokens are drawn from.
+
+        The actor's only drafts for exact decoding.
+        """
+        drafts = self.speculative is not None and self.adapter == ACTOR
+        return None if drafts else self.adapter
+
+    @property
+    def policy_slot(self) -> AdapterSlot:
+        return NO_ADAPTER if self.policy_adapter is None else self.adapter_slot
 
     @property
     def ids(self) -> list[int]:
@@ -295,7 +309,7 @@ class Sample:
             error=self.error,
             attention=self._attention(),
             text=None if request.decode is None else request.decode(self.tokens),
-            adapter=request.adapter,
+            adapter=request.policy_adapter,
             seed=self.seed,
             swaps=self.swaps,
             restarts=self.restarts,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.engine.pool import Rows, batch_bucket
-from sparrow.engine.requests import Request, Sample
+from sparrow.engine.requests import ACTOR, Request, Sample
 from sparrow.engine.speculation import DraftRows
 from sparrow.models import Decoder
 from sparrow.models.attention import PagedDecode, PagedPrefill, PagedVerify
@@ -54,6 +54,7 @@ class StepKind(NamedTuple):
     sparse: bool
     truncated: bool
     adapted: bool
+    merged: bool  # whether all rows use the actor: it runs with the merged weights
     hidden: bool  # whether anybody wants hidden states
     logits: bool  # or logits
     drafts: bool  # whether draws of rows that speculate are recorded as drafts
@@ -276,11 +277,13 @@ class Runner:
         rule: Rule | None,
         budgets: BudgetTable,
         adapters: AdapterBank,
+        merged: Decoder | None,
         drafts: DraftRows | None,
         least_batch: int,
         graphs: bool,
     ) -> None:
         self.model, self.cache, self.rows = model, cache, rows
+        self.merged = merged  # the model with the actor's adapter in its weights
         self.draft_rows = drafts
         self.rule, self.budgets, self.adapters = rule, budgets, adapters
         self.least_batch = least_batch
@@ -290,6 +293,12 @@ class Runner:
     def drafts(self) -> DraftRows:
         assert self.draft_rows is not None, "a sample drafts in an engine without room for drafts"
         return self.draft_rows
+
+    def _decoder(self, merged: bool) -> Decoder:
+        if not merged:
+            return self.model
+        assert self.merged is not None, "a request uses the actor in an engine without one"
+        return self.merged
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[Chunk]) -> None:
@@ -302,7 +311,7 @@ class Runner:
             ids = chunk.owner.ids[chunk.start : chunk.stop]
             position = np.arange(chunk.start, chunk.stop)
             slot = table_M[position // page] * page + position % page
-            adapter = np.full_like(position, chunk.owner.request.adapter_slot.slot)
+            adapter = np.full_like(position, chunk.owner.request.policy_slot.slot)
             parts.append(np.stack([ids, position, slot, adapter]))
         tokens_4T = np.concatenate(parts, axis=1)
         ids_T, positions_T, slots_T, adapter_T = self.rows.upload(tokens_4T).unbind(0)
@@ -315,8 +324,10 @@ class Runner:
             slots_T=slots_T,
             rule=self.rule,
         )
-        lora = self.adapters.rows(adapter_T) if tokens_4T[3].any() else None
-        hidden_TC = self.model(ids_T, positions_T, attention, lora)
+        merged = all(chunk.owner.request.policy_adapter == ACTOR for chunk in chunks)
+        adapted = not merged and tokens_4T[3].any()
+        lora = self.adapters.rows(adapter_T) if adapted else None
+        hidden_TC = self._decoder(merged)(ids_T, positions_T, attention, lora)
         for chunk, end in zip(chunks, bounds[1:].tolist(), strict=True):
             if chunk.last and isinstance(chunk.owner, Request):
                 chunk.owner.hidden_C = hidden_TC[end - 1].clone()
@@ -351,8 +362,12 @@ class Runner:
         """
         requests = {sample.request for sample in samples}
         speculative = [request.speculative is not None for request in requests]
+        merged = all(request.adapter == ACTOR for request in requests)
+        adapted = any(request.adapter_slot.slot for request in requests)
         kind = StepKind(
             **self._common(samples, requests, self.least_batch, verify=False),
+            adapted=adapted and not merged,
+            merged=merged,
             sparse=any(request.schedule is not None for request in requests),
             drafts=any(speculative),
             summaries=not all(speculative),
@@ -371,6 +386,7 @@ class Runner:
             queries = 1 + max(params.draft_tokens for params in speculative)
         kind = VerifyKind(
             **self._common(samples, requests, -(-self.least_batch // queries), verify=True),
+            adapted=any(request.policy_slot.slot for request in requests),
             queries=queries,
             rules=frozenset(params.acceptance for params in speculative),
         )
@@ -400,7 +416,6 @@ class Runner:
             "batch": batch,
             "pages": pages,
             "truncated": cutting and any(sample.truncated for sample in samples),
-            "adapted": any(request.adapter_slot.slot for request in requests),
             "hidden": any(option.hidden_states for option in options),
             "logits": any(option.top_logprobs for option in options),
         }
@@ -429,7 +444,8 @@ class Runner:
             **held,
         )
         lora = self.adapters.rows(rows.adapter_R[at_B]) if kind.adapted else None
-        hidden_BC = self.model(step.ids_B, step.positions_B, attention, lora)
+        decoder = self._decoder(kind.merged)
+        hidden_BC = decoder(step.ids_B, step.positions_B, attention, lora)
         logits_BV = self.model.logits(hidden_BC)
         draws = rows.sample(logits_BV, at_B, step, truncated=kind.truncated)
         if kind.drafts:
@@ -461,7 +477,7 @@ class Runner:
             rule=self.rule,
         )
         at_T = at_B.repeat_interleave(kind.queries)
-        lora = self.adapters.rows(rows.adapter_R[at_T]) if kind.adapted else None
+        lora = self.adapters.rows(rows.policy_adapter_R[at_T]) if kind.adapted else None
         hidden_TC = self.model(step.ids_B, step.positions_B, attention, lora)
         logits_TV = self.model.logits(hidden_TC)
         verdict = self.drafts.verify(

@@ -442,4 +442,4 @@ def _age(sample: Sample) -> tuple[int, int]:
 
 
 def _keys(owner: Request | Sample, page: int) -> Iterator[bytes]:
-    return page_keys(owner.request.adapter_slot.root, owner.ids, page)
+    return page_keys(owner.request.policy_slot.root, owner.ids, page)

@@ -4,6 +4,7 @@ An adapter adds scale * B A x to projections of the decoder. `Adapter` keeps A a
 Face module, as PEFT stores them, and is a `decoder.Lora` for all tokens, with gradients: training.
 `AdapterBank` holds the adapters of a rollout in memory whose addresses never change, so that a
 CUDA graph outlives loading one; its `rows` are a `decoder.Lora` in which each token names its own.
+`MergedDecoder` has one adapter in its weights, and costs no more than the model itself.
 
 PEFT's folders hold adapter_config.json and adapter_model.safetensors. Whatever would make our
 result differ from PEFT's is refused, by name.
@@ -12,6 +13,7 @@ Dimension letters beside those of sparrow/ops/types.py: I inputs of a projection
 R here the rank, in a bank that of all slots side by side.
 """
 
+import copy
 import itertools
 import math
 import os
@@ -23,11 +25,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparrow.files import verify, write_sums
+from sparrow.models.decoder import Decoder, DecoderLayer
 from sparrow.models.spec import FileKeys, ModelSpec, naming, read_json, write_json
-from sparrow.models.weights import save_tensors, stored_tensors
+from sparrow.models.weights import hf_views, save_tensors, stored_tensors
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -329,6 +332,77 @@ class Adapter:
             "target_modules": sorted(modules) if whole else list(ranks),
             "rank_pattern": {path: rank for path, rank in ranks.items() if rank != self.rank},
         }
+
+
+class MergedDecoder:
+    """A decoder whose weights hold an adapter, W + scale * B A; it shares all others with a model.
+
+    Weights of its own have memory between `allocate` and `free`; `renew` writes them in place, so
+    that a CUDA graph outlives new weights of the model and another adapter of the same projections.
+    """
+
+    def __init__(self, model: Decoder, adapter: Adapter) -> None:
+        shared = {id(part): part for part in (*model.parameters(), model._rotations)}
+        self.model, self.decoder = model, copy.deepcopy(model, shared)
+        models = model, self.decoder
+        self._linears = [
+            tuple(_linear(each, *place) for each in models) for place in _projections(adapter)
+        ]
+        for plain, own in self._linears:
+            own.weight = nn.Parameter(plain.weight.new_empty(0), requires_grad=False)
+        self._keep(adapter)
+
+    def load(self, adapter: Adapter) -> bool:
+        """Take another adapter from the next `renew` on; False if it changes other projections."""
+        same = _projections(adapter) == _projections(self.adapter)
+        if same:
+            self._keep(adapter)
+        return same
+
+    def _keep(self, adapter: Adapter) -> None:
+        """Keep a copy, as later changes of the adapter must not be seen."""
+        kind: dict[str, Any] = {"dtype": torch.float32, "device": self.model.device}
+        scaling: dict[str, Any] = {"alpha": adapter.alpha, "rslora": adapter.rslora}
+        self.adapter = Adapter.from_state(adapter.spec, adapter.tensors(), **scaling, **kind)
+        self._edition: int | None = None  # that of the model's weights which were merged
+
+    def allocate(self) -> None:
+        for plain, own in self._linears:
+            if not own.weight.numel():
+                own.weight.data = torch.empty_like(plain.weight)
+                self._edition = None
+
+    def free(self) -> None:
+        for _, own in self._linears:
+            own.weight.data = own.weight.new_empty(0)
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Merge, unless the adapter and the model's edition are those of the last time."""
+        if self._edition == self.model.edition:
+            return
+        plain, own = hf_views(self.model), hf_views(self.decoder)
+        for layer, projection in _projections(self.adapter):
+            for place in (LoraTarget(layer, module) for module in FUSED[projection]):
+                name, pair = f"model.{place.path}.weight", self.adapter.pairs.get(place)
+                weight = plain[name]
+                if pair is not None:
+                    delta = pair.b_ER @ pair.a_RI * self.adapter.scale(pair.rank)
+                    weight = weight.float() + delta
+                own[name].copy_(weight)
+        self._edition = self.model.edition
+
+
+def _projections(adapter: Adapter) -> list[tuple[int, str]]:
+    """The decoder's projections that an adapter changes, each with its layer."""
+    fused = {module: name for name, modules in FUSED.items() for module in modules}
+    return sorted({(place.layer, fused[place.module]) for place in adapter.pairs})
+
+
+def _linear(model: Decoder, layer: int, name: str) -> nn.Linear:
+    block = model.layers[layer]
+    assert isinstance(block, DecoderLayer)
+    return getattr(block.attention if name in ("qkv", "out") else block.mlp, name)
 
 
 class Stacks(NamedTuple):

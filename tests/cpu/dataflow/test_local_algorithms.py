@@ -37,6 +37,7 @@ from sparrow.dataflow.local.run import Run, open_run
 from sparrow.dataflow.run_files import read_rollouts
 from sparrow.engine.answer import DENSE
 from sparrow.models import hf_views
+from sparrow.models.lora import Adapter
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.episode import Trajectory
 from sparrow.schema.sampling import Completion, SamplingParams
@@ -301,7 +302,9 @@ class Canned:
     ) -> list[Completion]:
         return [completion(prompt, [5, 6]) for _ in range(params.n)]
 
-    def sync_weights(self, weights: Mapping[str, torch.Tensor], *, version: int) -> None:
+    def sync_weights(
+        self, weights: Mapping[str, torch.Tensor], *, version: int, adapter: Adapter | None = None
+    ) -> None:
         self.versions.append(version)
 
     def sleep(self) -> None: ...

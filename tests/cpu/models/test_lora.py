@@ -1,5 +1,6 @@
 """Adapters: what merged weights would compute, per token; PEFT's files in and out, or a refusal."""
 
+import copy
 import json
 import math
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from support.specs import TINY
 
 from sparrow import models
 from sparrow.models.attention import Packed
-from sparrow.models.lora import MODULES, Adapter, AdapterBank
+from sparrow.models.lora import MODULES, Adapter, AdapterBank, MergedDecoder
 from sparrow.models.spec import ModelSpec
 
 CPU: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
@@ -309,6 +310,34 @@ def test_bf16_rows_follow_the_fp32_adapter() -> None:
         exact, plain = forward(model, adapter), forward(model)
         got = forward(model.bfloat16(), bank.rows(rows(0, 0, LENGTH))).float()
     assert (got - exact).abs().mean() < 0.1 * (plain - exact).abs().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_merged_decoder_shares_what_the_adapter_leaves_alone(dtype: torch.dtype) -> None:
+    """W + scale B A is rounded once; renewed in place, after the weights or the adapter changed."""
+    model = model_of("qwen2").to(dtype)
+    adapter = Adapter.random(model.spec, 4, b_std=0.3, modules=("k_proj", "down_proj"), layers=[1])
+    merged = MergedDecoder(model, adapter)
+    assert sum(weight.nbytes for weight in merged.decoder.layers[1].mlp.down.parameters()) == 0
+    merged.allocate()
+    own = {id(weight) for weight in merged.decoder.parameters()}
+    assert len(own - {id(weight) for weight in model.parameters()}) == 2  # qkv and down
+    places = [weight.data_ptr() for weight in merged.decoder.parameters()]
+    zero = Adapter.random(model.spec, 4, b_std=0.0, modules=("k_proj", "down_proj"), layers=[1])
+    for one, edition in ((adapter, 0), (zero, 0), (adapter, 1)):
+        if edition != model.edition:
+            model.edition = edition
+            for view in models.hf_views(model).values():
+                view.mul_(1.5)
+        assert merged.load(one)
+        merged.renew()
+        expected = models.hf_views(merge(copy.deepcopy(model).float(), one).to(dtype))
+        for name, view in models.hf_views(merged.decoder).items():
+            assert torch.equal(view, expected[name]), name
+        assert [weight.data_ptr() for weight in merged.decoder.parameters()] == places
+    assert not merged.load(Adapter.random(model.spec, 4, modules=("q_proj",)))
+    merged.free()
+    assert model.layers[1].mlp.down.weight.numel()
 
 
 def test_peft_reads_what_we_save_and_agrees(tmp_path: Path) -> None:
