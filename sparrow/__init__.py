@@ -16,7 +16,18 @@ from typing import Any
 __version__ = "0.1.0"
 
 _VERBS = (
-    *("fetch", "calibrate", "plan", "train", "preview", "evaluate", "report", "generate", "chat"),
+    *(
+        "fetch",
+        "calibrate",
+        "plan",
+        "distill",
+        "train",
+        "preview",
+        "evaluate",
+        "report",
+        "generate",
+        "chat",
+    ),
     *("puzzle", "presets", "replay", "doctor", "flow_check", "flow_score", "flow_bench"),
     *("flow_texts", "bench", "push"),
 )

@@ -36,7 +36,7 @@ from sparrow.schema.bench import (
     BenchTrainConfig,
     TrainWork,
 )
-from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
+from sparrow.schema.calibrate import CalibrateConfig, PlanConfig, PromptsConfig
 from sparrow.schema.common import (
     ChatConfig,
     DoctorConfig,
@@ -48,6 +48,7 @@ from sparrow.schema.common import (
     ReplayConfig,
     ReportConfig,
 )
+from sparrow.schema.distill import DistillConfig, DistillResult
 from sparrow.schema.doctor import Examination
 from sparrow.schema.evaluation import EvalConfig, Evaluation
 from sparrow.schema.flow import (
@@ -157,8 +158,46 @@ def calibrate(
     schedule = _schedule_to_check(config, loaded, report)
     if len(source.prompts) < FEW_PROMPTS:
         report(f"{len(source.prompts)} prompts: sparrow plan needs at least {FEW_PROMPTS} in a bin")
-    callbacks: Json = {"progress": progress, "report": report}
+    actor = None
+    if config.adapter is not None:
+        from sparrow.models.actor import load_actor
+
+        actor = load_actor(config.adapter, loaded).adapter
+    callbacks: Json = {"progress": progress, "report": report, "actor": actor}
     return measure(loaded, source, config, schedule=schedule, **callbacks)
+
+
+@configured(DistillConfig)
+def distill(
+    config: DistillConfig,
+    *,
+    loaded: "Decoder | None" = None,
+    progress: Progress | None = None,
+    report: Report = silent,
+) -> DistillResult:
+    """Distil the dense policy into a LoRA adapter of its sparse actor; the model is not changed.
+
+    The adapter is on under sparse attention alone. It is fitted on sequences that the sparse actor
+    wrote under the budget or schedule (or on given texts), until acceptance on held-out prompts
+    stops rising. Written: `actor`, the adapter in PEFT's format with its schedule, for calibrate
+    and train; distill.json, acceptance by budget and length before and after. An interrupted
+    distillation resumes.
+
+    For example:
+
+      sparrow distill tiny --task assignments --length 300 --budget 128
+      sparrow calibrate tiny --task assignments --length 300 --adapter runs/distill-tiny
+
+    Exit codes: 0 distilled, 2 invalid options, 130 stopped by Ctrl-C.
+    """
+    from sparrow.dataflow.distill import distill as fit
+    from sparrow.models import load
+
+    _check_place(config, loaded)
+    if loaded is None:
+        loaded = load(config.model, dtype=config.dtype, device=config.device, report=report)
+    source = _prompts(config, loaded, report)
+    return fit(loaded, source, config, progress=progress, report=report)
 
 
 def _check_place(config: Any, loaded: "Decoder | None", automatic: str = "auto") -> None:
@@ -169,7 +208,7 @@ def _check_place(config: Any, loaded: "Decoder | None", automatic: str = "auto")
         raise ValueError(f"device and dtype of a loaded model cannot be changed, got {place}")
 
 
-def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "PromptSet":
+def _prompts(config: PromptsConfig, model: "Decoder", report: Report) -> "PromptSet":
     from sparrow.calibration.flows import texts
     from sparrow.dataflow import prompts
 

@@ -35,7 +35,8 @@ from sparrow.calibration.replay import (
 from sparrow.calibration.store import MeasuredSequence, Store, Trajectories
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
-from sparrow.schema.calibrate import CalibrateConfig
+from sparrow.models.lora import Adapter
+from sparrow.schema.calibrate import CalibrateConfig, PromptsConfig
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, DraftCell, LayerLoss, Variant
@@ -62,9 +63,10 @@ class Collector:
     model: Decoder
     prompts: Sequence[Prompt]
     mode: Mode
-    config: CalibrateConfig
+    config: PromptsConfig
     store: Trajectories
     progress: Progress | None = None
+    actor: Adapter | None = None  # the adapter of the sparse actor
 
     def __post_init__(self) -> None:
         if not self.prompts:
@@ -115,6 +117,7 @@ class Collector:
         longest = max(len(prompt.ids) for prompt in self.prompts) + self.config.answer_tokens
         context = min(longest, self.model.spec.max_positions)
         engine = Engine(self.model, rule=rule, max_context=context, reuse="none")
+        engine.set_actor(self.actor)
         total = len(jobs) * self.config.samples
         what = f"{sparse.variant}: {len(arms)} arms"
         self._progress(0, total, what)
@@ -143,10 +146,15 @@ class Collector:
         total, count = sum(map(len, missing.values())), 0
         for prompt, arms in missing.items():
             self._progress(count, total, f"reading: {prompt.name}, dense")
-            for arm, measured in teacher_force(self.model, prompt, arms, self.config.temperature):
+            for arm, measured in self._forced(prompt, arms):
                 count += 1
                 self.store.put(arm.key, measured)
                 self._progress(count, total, f"reading: {prompt.name}, {arm.name}")
+
+    def _forced(
+        self, prompt: Prompt, arms: Sequence[Arm]
+    ) -> Iterator[tuple[Arm, MeasuredSequence]]:
+        return teacher_force(self.model, prompt, arms, self.config.temperature, self.actor)
 
     def sequences(self) -> list[Prompt]:
         """Whole sequences: those given, or the first answer to each prompt of the dense policy."""
@@ -197,13 +205,14 @@ class Calibration:
     def __init__(
         self,
         collector: Collector,
+        config: CalibrateConfig,
         *,
         budgets: Sequence[int],
         edges: Sequence[int],
         targets: Sequence[float],
         report: Report | None = None,
     ) -> None:
-        self.collector, self.config = collector, collector.config
+        self.collector, self.config = collector, config
         self.prompts = collector.prompts
         self.budgets, self.edges, self.targets = budgets, edges, targets
         self.spec = collector.model.spec
@@ -300,6 +309,7 @@ class Calibration:
                 reselect=self.config.reselect,
                 temperature=self.config.temperature,
                 progress=self.collector.progress,
+                actor=self.collector.actor,
             )
             self.findings.drafts += measured
             expected = len(arms) * len(self.config.reselect)

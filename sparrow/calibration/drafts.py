@@ -21,6 +21,7 @@ from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder
 from sparrow.models.attention import HeldLists, PagedDecode, PagedPrefill
+from sparrow.models.decoder import Lora
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import DraftCell
 from sparrow.schema.types import Progress
@@ -45,8 +46,10 @@ class DraftRounds:
         start: int,
         draft_tokens: int,
         reselect: int = 1,
+        actor: Lora | None = None,
     ) -> None:
         self.model, self.rule, self.draft_tokens = model, rule, draft_tokens
+        self.actor = actor  # the adapter of the drafts
         self.ids_S = torch.tensor(ids, device=model.device)
         last = len(ids) - draft_tokens + 1
         self.starts_B = torch.arange(start, last, draft_tokens, device=model.device)
@@ -114,7 +117,8 @@ class DraftRounds:
                 held_lengths_B=lengths_B + ahead,
                 reuse=step % self.reselect > 0,
             )
-            steps.append(self.model(self.ids_S[positions_B], positions_B, attention))
+            ids_B = self.ids_S[positions_B]
+            steps.append(self.model(ids_B, positions_B, attention, self.actor))
         return torch.stack(steps)
 
     def acceptance(self, schedule: Schedule, *, temperature: float = 1.0) -> Tensor:
@@ -144,6 +148,7 @@ def measure_drafts(
     reselect: Sequence[int] = (1,),
     temperature: float = 1.0,
     progress: Progress | None = None,
+    actor: Lora | None = None,
 ) -> list[DraftCell]:
     """Measure arms on sequences, each with its prompt as `start`; what the store has is kept."""
     settings = [DraftSetting(arm, draft_tokens, held) for arm in arms for held in reselect]
@@ -156,7 +161,8 @@ def measure_drafts(
             key = setting.key | {"prompt": sequence.number}
             known = store.get(key)
             if known is None:
-                known = store.put(key, _measure(model, sequence, setting, rounds, temperature))
+                measured = _measure(model, sequence, setting, rounds, temperature, actor)
+                known = store.put(key, measured)
             if known["rounds"]:
                 figures[setting].append(known)
     return [_cell(setting, measured) for setting, measured in figures.items() if measured]
@@ -180,6 +186,7 @@ def _measure(
     setting: DraftSetting,
     rounds: dict[tuple[Rule, int], DraftRounds],
     temperature: float,
+    actor: Lora | None,
 ) -> Figures:
     """Mean acceptance by position, and accepted drafts, of one sequence.
 
@@ -195,7 +202,7 @@ def _measure(
         return {"rounds": 0}
     if (rule, reselect) not in rounds:
         sizes = {"start": first, "draft_tokens": draft_tokens, "reselect": reselect}
-        rounds[rule, reselect] = DraftRounds(model, sequence.ids, rule, **sizes)
+        rounds[rule, reselect] = DraftRounds(model, sequence.ids, rule, **sizes, actor=actor)
     alpha_BJ = rounds[rule, reselect].acceptance(arm.schedule, temperature=temperature)
     starts_B = rounds[rule, reselect].starts_B.cpu()
     alpha_BJ = alpha_BJ[torch.tensor(sparse)[starts_B - first].to(alpha_BJ.device)]

@@ -28,6 +28,7 @@ from sparrow.engine.memory import page_cache
 from sparrow.engine.pool import PAGE
 from sparrow.models import Attention, Decoder, ModelSpec
 from sparrow.models.attention import Packed, PackedSparse, PagedPrefill
+from sparrow.models.decoder import Lora
 from sparrow.schema.base import to_dict
 from sparrow.schema.sampling import OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
@@ -127,9 +128,17 @@ def read(model: Decoder, ids: Sequence[int], attention: Attention | None = None)
 
 @torch.no_grad()
 def sparse_hidden(
-    model: Decoder, dense: DensePass, prompt: int, schedule: Schedule, flow: Flow = block_mean
+    model: Decoder,
+    dense: DensePass,
+    prompt: int,
+    schedule: Schedule,
+    flow: Flow = block_mean,
+    actor: Lora | None = None,
 ) -> Tensor:
-    """Hidden states of the whole sequence where tokens after the prompt attend sparsely."""
+    """Hidden states of the whole sequence where tokens after the prompt attend sparsely.
+
+    actor: the adapter of the sparse actor.
+    """
     sparse = PackedSparse(
         bounds=_bounds(dense.ids_T),
         dense_B=torch.tensor([prompt]),
@@ -137,7 +146,7 @@ def sparse_hidden(
         page=schedule.page,
         rule=Rule.of(schedule, flow),
     )
-    return _hidden(model, dense.ids_T, sparse)
+    return _hidden(model, dense.ids_T, sparse, actor)
 
 
 @torch.no_grad()
@@ -150,8 +159,10 @@ def acceptances(
     return ops.acceptance(dense.hidden_TC[sources], sparse_TC, model.head)
 
 
-def _hidden(model: Decoder, ids_T: Tensor, attention: Attention) -> Tensor:
-    return model(ids_T, torch.arange(len(ids_T), device=ids_T.device), attention)
+def _hidden(
+    model: Decoder, ids_T: Tensor, attention: Attention, actor: Lora | None = None
+) -> Tensor:
+    return model(ids_T, torch.arange(len(ids_T), device=ids_T.device), attention, actor)
 
 
 def _bounds(ids_T: Tensor) -> Tensor:
@@ -209,7 +220,11 @@ def _compare(
 
 
 def teacher_force(
-    model: Decoder, prompt: Prompt, arms: Sequence[Arm], temperature: float = 1.0
+    model: Decoder,
+    prompt: Prompt,
+    arms: Sequence[Arm],
+    temperature: float = 1.0,
+    actor: Lora | None = None,
 ) -> Iterator[tuple[Arm, MeasuredSequence]]:
     """Measure a given sequence under every arm; the dense pass is run once.
 
@@ -227,7 +242,7 @@ def teacher_force(
         if arm.schedule is None:
             actor_TC = paged_dense_hidden(model, dense.ids_T)
         else:
-            actor_TC = sparse_hidden(model, dense, start, arm.schedule, arm.flow)
+            actor_TC = sparse_hidden(model, dense, start, arm.schedule, arm.flow, actor)
         compared = _compare(model, dense, actor_TC[start:-1], start, temperature)
         compared["ratio"] = None  # no token was sampled
         yield arm, MeasuredSequence(prompt=prompt.number, sample=0, **compared)

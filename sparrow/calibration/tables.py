@@ -9,6 +9,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from sparrow.schema.distill import DistillResult
 from sparrow.schema.flow import FlowCheck, FlowScores
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.surface import Cell, DraftCell, LayerLoss, Surface, reach
@@ -81,6 +82,58 @@ def tails_tables(surface: Surface, variant: str) -> list[Table]:
     target = surface.targets[0]
     title = f"{variant}: p05 of acceptance by total length"
     return _by_length(surface, variant, title, f"target {target}", lambda c: _tail(c, target))
+
+
+def distill_tables(result: DistillResult) -> list[Table]:
+    """Acceptance on held-out prompts by budget and length, before and after; then the looks."""
+
+    def estimate(value: float | None, low: float | None, high: float | None) -> str:
+        if value is None:
+            return "-"
+        return f"{value:.3g}" if low is None else f"{value:.3g} [{low:.3g}, {high:.3g}]"
+
+    rows = []
+    for arm in result.arms:
+        after = {(cell.start, cell.stop): cell for cell in arm.after}
+        for cell in arm.before:
+            if (other := after.get((cell.start, cell.stop))) is None:
+                continue
+            rows.append(
+                {
+                    "kept": "schedule" if arm.budget is None else str(arm.budget),
+                    "length": f"{cell.start} to {cell.stop}",
+                    "prompts": f"{cell.prompts}\n{other.prompts}",
+                    "mean": f"{cell.mean:.4f}\n{other.mean:.4f}",
+                    "p05": "\n".join(estimate(c.p05, c.low, c.high) for c in (cell, other)),
+                    "hard_misses": "\n".join(
+                        "-" if m is None else estimate(m.value, m.low, m.high)
+                        for m in (cell.hard_misses, other.hard_misses)
+                    ),
+                }
+            )
+        for one, two in zip(arm.drafts_before, arm.drafts_after, strict=False):
+            ends = [estimate(*dict(c.accepted).values()) for c in (one, two)]
+            rows.append(
+                {
+                    "kept": "schedule" if arm.budget is None else str(arm.budget),
+                    "length": f"accepted of {one.draft_tokens} drafts",
+                    "prompts": f"{one.prompts}\n{two.prompts}",
+                    "mean": "\n".join(ends),
+                    "p05": "",
+                    "hard_misses": "",
+                }
+            )
+    about = f"{result.prompts}; {result.held_out} held-out prompts, 95 % intervals over them"
+    title = f"{result.model}: acceptance before and after distillation"
+    before = figures(
+        title, rows, "kept length prompts mean p05 hard_misses", group="kept", caption=about
+    )
+    steps = figures(
+        f"held-out acceptance while fitting (step {result.best} was taken)",
+        result.looks,
+        "step loss p05 low high mean hard_misses",
+    )
+    return [steps, before]
 
 
 def misses_tables(surface: Surface, variant: str) -> list[Table]:

@@ -17,6 +17,7 @@ from rich.text import Text
 from sparrow import api
 from sparrow.calibration.tables import (
     check_table,
+    distill_tables,
     drafts_table,
     figures,
     flow_check_tables,
@@ -50,6 +51,7 @@ from sparrow.schema.common import (
     PuzzleConfig,
     ReportConfig,
 )
+from sparrow.schema.distill import DistillConfig
 from sparrow.schema.doctor import Advice, Examination
 from sparrow.schema.evaluation import Estimate, EvalConfig, Evaluation
 from sparrow.schema.flow import FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
@@ -121,6 +123,23 @@ def _surface_tables(surface: Surface, check: bool) -> list[Table]:
         shares = next((variant.shares for variant in surface.variants if variant.shares), ())
         tables.append(layers_table(surface.layers, shares))
     return tables + drafts
+
+
+def distill(config: DistillConfig, *, json: AsJson = False) -> None:
+    from sparrow.dataflow.distill import RESULT
+
+    with resumable(config.folder), counting(f"loading {config.model}") as progress:
+        result = api.distill(config, progress=progress, report=note)
+    if json:
+        write_json(result)
+        return
+    for table in distill_tables(result):
+        console.print(table)
+    files = (config.folder / "actor", config.folder / RESULT)
+    write(f"written: {', '.join(map(str, files))}")
+    task = f"--task {config.task} --length {config.length}" if config.task else "..."
+    command = f"sparrow calibrate {config.model} {task} --adapter {config.folder}"
+    console.print(Text(f"next: {command}", style="bold"), soft_wrap=True)
 
 
 def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> int | None:

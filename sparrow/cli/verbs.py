@@ -37,8 +37,8 @@ GROUPS = {
 PANELS = {
     "Start here": ("demo", "doctor"),
     "From a model to a trained model": (
-        *("fetch", "calibrate", "plan", "train", "eval", "report"),
-        "push",
+        *("fetch", "calibrate", "plan", "distill", "train", "eval"),
+        *("report", "push"),
     ),
     "Look closer": ("generate", "puzzle", "presets", "replay", "flow", "study", "bench"),
     "Make the shipped models": ("warmup",),
@@ -122,8 +122,8 @@ class Verbs(Mapping[str, Verb]):
 
 
 VERBS = Verbs(
-    *("demo", show.doctor, show.fetch, show.calibrate, show.plan, train),
-    *(show.evaluate, show.report, push),
+    *("demo", show.doctor, show.fetch, show.calibrate, show.plan, show.distill),
+    *(train, show.evaluate, show.report, push),
     *(show.generate, show.puzzle, show.presets, replay),
     *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts, "study"),
     *map(show.measured, ("bench_attention", "bench_decode", "bench_exact")),

@@ -57,6 +57,9 @@ class RolloutBackend(Protocol):
         adapter: that of sparse decoding; None: it has none.
         """
 
+    def set_actor(self, adapter: Adapter | None) -> None:
+        """Load the adapter of sparse decoding for the present weights."""
+
     def sleep(self) -> None:
         """Free memory while the learner works; weights may be lost until `sync_weights`."""
 
@@ -79,6 +82,9 @@ class EngineBackend(RolloutBackend):
         self, weights: Mapping[str, torch.Tensor], *, version: int, adapter: Adapter | None = None
     ) -> None:
         self.engine.update(weights, version=version)
+        self.engine.set_actor(adapter)
+
+    def set_actor(self, adapter: Adapter | None) -> None:
         self.engine.set_actor(adapter)
 
     def sleep(self) -> None:

@@ -19,9 +19,11 @@ from sparrow.calibration.store import Trajectories
 from sparrow.dataflow.prompts import PromptSet
 from sparrow.files import FolderLock, remove_unfinished
 from sparrow.models import Decoder, fingerprint, tokenizer_digest
+from sparrow.models.actor import adapter_digest
+from sparrow.models.lora import Adapter
 from sparrow.models.sources import model_name
 from sparrow.models.spec import spec_to_hf
-from sparrow.schema.calibrate import CalibrateConfig
+from sparrow.schema.calibrate import CalibrateConfig, PromptsConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant, reach
 from sparrow.schema.types import Progress, Report
@@ -46,12 +48,13 @@ def calibrate(
     config: CalibrateConfig,
     *,
     schedule: Schedule | None = None,
+    actor: Adapter | None = None,
     progress: Progress | None = None,
     report: Report | None = None,
 ) -> Surface:
     """Measure a surface, or check a schedule, and write the result into the folder.
 
-    Only one process at a time may use the folder.
+    actor: the adapter of the sparse actor. Only one process at a time may use the folder.
     """
     place = config.folder
     place.mkdir(parents=True, exist_ok=True)
@@ -68,9 +71,11 @@ def calibrate(
     with closing(FolderLock(place, setting="--out")):
         remove_unfinished(place)
         weights = fingerprint(model)
-        store = Trajectories(place, _about(model, weights, source, config))
-        collector = Collector(model, source.prompts, source.mode, config, store, progress)
-        calibration = Calibration(collector, **settings, report=report)
+        if actor is not None:
+            weights += f"+{adapter_digest(actor)}"
+        store = Trajectories(place, about(model, weights, source, config))
+        collector = Collector(model, source.prompts, source.mode, config, store, progress, actor)
+        calibration = Calibration(collector, config, **settings, report=report)
         if schedule is None:
             calibration.run(_flows(model, config))
         else:
@@ -120,11 +125,11 @@ def _flows(model: Decoder, config: CalibrateConfig) -> list[tuple[Flow, Variant]
     return list(variants.values())
 
 
-def _about(
-    model: Decoder, weights: str, source: PromptSet, config: CalibrateConfig
+def about(
+    model: Decoder, weights: str, source: PromptSet, config: PromptsConfig
 ) -> dict[str, object]:
     """Return what all measurements of a folder have in common."""
-    about: dict[str, object] = {
+    common: dict[str, object] = {
         "model": weights,
         "device": model.device.type,
         "prompts": source.digest,
@@ -132,10 +137,10 @@ def _about(
         "temperature": config.temperature,
     }
     if model.source is not None:
-        about["tokenizer"] = tokenizer_digest(model.source)
+        common["tokenizer"] = tokenizer_digest(model.source)
     if source.mode == "generated":
-        about |= {"samples": config.samples, "tokens": config.answer_tokens, "seed": config.seed}
-    return about
+        common |= {"samples": config.samples, "tokens": config.answer_tokens, "seed": config.seed}
+    return common
 
 
 def _surface(

@@ -53,6 +53,15 @@ def base_digest(model: Decoder) -> str:
     return text.hexdigest()[:32]
 
 
+def adapter_digest(adapter: Adapter) -> str:
+    """A digest of an adapter's matrices in float32."""
+    text = hashlib.sha256(f"{adapter.alpha} {adapter.rslora}".encode())
+    for name, tensor in sorted(adapter.tensors().items()):
+        whole = tensor.detach().float().cpu().contiguous()
+        text.update(name.encode() + whole.numpy().tobytes())
+    return text.hexdigest()[:16]
+
+
 def save_actor(
     folder: Path, adapter: Adapter, schedule: Schedule, model: Decoder, *, name: str
 ) -> Path:

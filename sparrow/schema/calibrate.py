@@ -38,8 +38,8 @@ def _in_folder(name: str) -> Callable[[Path], Path]:
     return lambda path: path / name if path.is_dir() else path
 
 
-class CalibrateConfig(Record):
-    """`sparrow calibrate`: the model, the prompts, and what is measured."""
+class PromptsConfig(Record):
+    """A model and the prompts that it answers, or sequences that it reads."""
 
     model: Name = argument(..., HELP["model"])
     task: Name | None = option(None, "Prompts of assignments, countdown, graph or gym/NAME.")
@@ -53,9 +53,6 @@ class CalibrateConfig(Record):
     tokens: Annotated[Tokens, Field(ge=3)] = option(2048, "With --texts: tokens of each text.")
     start: Tokens = option(1, "With --texts: number of first tokens that are not measured.")
     prompts: Count = option(96, "Maximum number of prompts for a budget and flow.")
-    first_round: Count = option(
-        24, "Prompts of the first round; more follow where the plan is undecided."
-    )
     skip: RowNumber = option(0, "Skip the first prompts, as a check run should.")
     samples: Count = 1
     max_tokens: AnswerTokens | None = option(
@@ -65,6 +62,32 @@ class CalibrateConfig(Record):
         1.0, "Of sampling and of acceptance."
     )
     seed: Seed = 0
+    device: Device = "auto"
+    dtype: Dtype = option("auto", "auto, float32 or bfloat16: use that of the training.")
+    chat: ChatConfig = ChatConfig()
+
+    python_arguments: ClassVar = ("model", "rows")
+    alternatives: ClassVar = ({"task": ("length",), "rows": ("columns",), "texts": (), "ids": ()},)
+
+    def _check(self) -> None:
+        refuse_many({"prompts": self.prompts, "samples": self.samples})
+        sources = {name: getattr(self, name) for name in ("task", "rows", "texts", "ids")}
+        chosen = [name for name, value in sources.items() if value is not None]
+        last = (chosen or ["task"])[-1]
+        self.require(len(chosen) == 1, last, "one of task, rows, texts, ids", chosen)
+
+    @property
+    def answer_tokens(self) -> int:
+        return self.max_tokens or (round(ROOM * self.length) if self.task else ROW_TOKENS)
+
+
+class CalibrateConfig(PromptsConfig):
+    """`sparrow calibrate`: the model, the prompts, and what is measured."""
+
+    first_round: Count = option(
+        24, "Prompts of the first round; more follow where the plan is undecided."
+    )
+    adapter: Directory | None = option(None, "Of the sparse actor: a folder of sparrow distill.")
     flow: Several[Name] = option((), f"{HELP['flow']} Default: block_mean.")
     budget: Several[Budget] = option((), "Tokens kept. Default: 1/16 to 1/2 of the longest.")
     target: Several[Fraction] = option(
@@ -88,20 +111,10 @@ class CalibrateConfig(Record):
         (1,), "With --draft-tokens: drafts that read the pages selected for the first of them."
     )
     by_layer: bool = option(True, "Also measure larger budgets for the layers that lose most.")
-    device: Device = "auto"
-    dtype: Dtype = option("auto", "auto, float32 or bfloat16: use that of the training.")
-    chat: ChatConfig = ChatConfig()
     out: Directory | None = option(None, "Default: runs/calibrate-MODEL.")
 
-    python_arguments: ClassVar = ("model", "rows")
-    alternatives: ClassVar = ({"task": ("length",), "rows": ("columns",), "texts": (), "ids": ()},)
-
     def _check(self) -> None:
-        refuse_many({"prompts": self.prompts, "samples": self.samples})
-        sources = {name: getattr(self, name) for name in ("task", "rows", "texts", "ids")}
-        chosen = [name for name, value in sources.items() if value is not None]
-        last = (chosen or ["task"])[-1]
-        self.require(len(chosen) == 1, last, "one of task, rows, texts, ids", chosen)
+        super()._check()
         unused = not self.draft_tokens and self.reselect != (1,)
         self.require(not unused, "reselect", "only with draft_tokens")
         for name in ("budget", "dense_layers"):
@@ -112,10 +125,6 @@ class CalibrateConfig(Record):
     def first_flow(self) -> str | None:
         """The first flow that is set; None: that of the schedule."""
         return self.flow[0] if self.flow else None
-
-    @property
-    def answer_tokens(self) -> int:
-        return self.max_tokens or (round(ROOM * self.length) if self.task else ROW_TOKENS)
 
     @property
     def folder(self) -> Path:

@@ -79,7 +79,7 @@ Module = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 Rank = Annotated[int, Field(ge=1, le=256)]
 
 
-class DistillConfig(Record):
+class RolloutDistillConfig(Record):
     """A LoRA adapter of the sparse actor, distilled from the dense policy after its updates."""
 
     rank: Annotated[int, Field(ge=0, le=256)] = 0  # of the adapter; 0: none, unless one is given
@@ -112,7 +112,7 @@ class RolloutConfig(DecodingConfig):
     max_running: Count | None = None  # samples decoded in one batch
     kv_gib: Gib | None = None  # memory of the KV cache; None: what is free
     sleep: bool = True  # the engine frees its memory during the update
-    distill: DistillConfig = DistillConfig()
+    distill: RolloutDistillConfig = RolloutDistillConfig()
 
     def _check(self) -> None:
         super()._check()

@@ -122,9 +122,7 @@ class FlexSparse:
         per_block = BLOCK // page
         pages = -(-kept_TGM.shape[2] // per_block) * per_block
         kept_SGM = kept_TGM.new_ones(self.tokens, kept_TGM.shape[1], pages)  # padding: anything
-        kept_SGM[self.places_T] = torch.nn.functional.pad(
-            kept_TGM, (0, pages - kept_TGM.shape[2])
-        )
+        kept_SGM[self.places_T] = torch.nn.functional.pad(kept_TGM, (0, pages - kept_TGM.shape[2]))
 
         def keep(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             place = kv - begins_S[q]
