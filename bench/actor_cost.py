@@ -73,7 +73,7 @@ def measure(model: models.Decoder, context: int, asked: argparse.Namespace) -> l
         engine.step()  # of an idle engine: nothing but the merge
 
     merges = [timing.seconds(partial(merge, number % 2), model.device) for number in range(1, 4)]
-    return [*found, {"case": "merge", "ms_merge": 1e3 * median(merges)}]
+    return [*found, {"case": "merge", "context": context, "ms_merge": 1e3 * median(merges)}]
 
 
 def main() -> None:

@@ -479,6 +479,9 @@ class Engine:
         try:
             self._allocate()
         except Exception:  # such as too little memory
+            if self._actor is None:
+                raise
+            self._actor.free()  # the traceback still refers to it
             self._actor = None
             self._adapters.drop(ACTOR)
             self._follow_all(restart)
@@ -511,8 +514,8 @@ class Engine:
             return adapter
         if adapter not in (None, ACTOR):
             raise ValueError(
-                f"adapter {adapter!r} with schedule {schedule.name!r}: sparse decoding uses the "
-                "actor's adapter here; set_actor(None) removes it"
+                f"adapter {adapter!r} with a schedule: sparse decoding uses the actor's adapter "
+                "here; set_actor(None) removes it"
             )
         return ACTOR
 

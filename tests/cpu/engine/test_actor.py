@@ -265,7 +265,7 @@ def test_refused(model) -> None:
         lambda: engine.reschedule(number, SPARSE),
         lambda: engine.add([1], params(), schedule=SPARSE, adapter="own"),
     ):
-        with pytest.raises(ValueError, match="'own' with schedule"):
+        with pytest.raises(ValueError, match="'own' with a schedule"):
             action()
     assert run(engine)[number, 0].adapter == "own"
 
