@@ -16,20 +16,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 _VERBS = (
-    *(
-        "fetch",
-        "calibrate",
-        "plan",
-        "distill",
-        "train",
-        "preview",
-        "evaluate",
-        "report",
-        "generate",
-        "chat",
-    ),
-    *("puzzle", "presets", "replay", "doctor", "flow_check", "flow_score", "flow_bench"),
-    *("flow_texts", "bench", "push"),
+    *("fetch", "calibrate", "plan", "distill", "train", "preview", "evaluate", "report"),
+    *("generate", "chat", "puzzle", "presets", "replay", "doctor", "flow_check", "flow_score"),
+    *("flow_bench", "flow_texts", "bench", "push"),
 )
 _HOMES = dict.fromkeys(("api", *_VERBS), "sparrow.api")
 _HOMES |= dict.fromkeys(("load", "random", "save"), "sparrow.models")

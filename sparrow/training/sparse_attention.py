@@ -152,4 +152,5 @@ def _attend(compiled: bool) -> Callable[..., Any]:
     """FlexAttention; only compiled it is fast and skips blocks."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+    attend: Callable[..., Any] = flex_attention
+    return torch.compile(attend, dynamic=True) if compiled else attend

@@ -95,9 +95,8 @@ def test_budgets_by_layer_that_round_to_even_ones_are_not_measured_again(
 ) -> None:
     for share, names in ((1.05, []), (1.5, ["block-mean, by layer"])):
         monkeypatch.setattr(calibration, "shares", lambda *_, share=share: (1.0, share, 1.0, 1.0))
-        made = calibration.Calibration(
-            collector(model, source, tmp_path), budgets=(48, 80), edges=(0, 64), targets=(0.8,)
-        )
+        own, sizes = collector(model, source, tmp_path), {"budgets": (48, 80), "edges": (0, 64)}
+        made = calibration.Calibration(own, config(), **sizes, targets=(0.8,))
         even = make_variant(block_mean, "block_mean", model.spec)
         loss = {"variant": even.name, "budget": 48, "layers": (2, 3), "p05": 0.5, "low": 0.4}
         loss |= {"high": 0.6, "mean": 0.9, "tokens": 9, "prompts": 3}

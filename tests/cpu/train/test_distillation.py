@@ -272,5 +272,5 @@ def test_a_folder_belongs_to_one_base(tmp_path: Path) -> None:
     (folder / "actor.json").write_text(text)
     with pytest.raises(ValueError, match="digest"):
         load_actor(folder, model)
-    with pytest.raises(ValueError, match="no actor.json"):
+    with pytest.raises(ValueError, match=r"no actor\.json"):
         load_actor(tmp_path / "elsewhere", model)
