@@ -186,7 +186,7 @@ def distill(
     For example:
 
       sparrow distill tiny --task assignments --length 300 --budget 128
-      sparrow calibrate tiny --task assignments --length 300 --adapter runs/distill-tiny
+      sparrow calibrate tiny --task assignments --adapter runs/distill-tiny
 
     Exit codes: 0 distilled, 2 invalid options, 130 stopped by Ctrl-C.
     """

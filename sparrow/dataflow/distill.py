@@ -42,6 +42,7 @@ from sparrow.training.distillation import Distiller
 from sparrow.training.policy import Policy
 
 RESULT, AFTER = "distill.json", "after"
+LAST_RATE = 0.1  # of the rate, at the last step
 SHOWN = ("rank", "rate", "divergence", "steps", "batch", "attention", "temperature", "seed")
 
 
@@ -285,6 +286,8 @@ class Distillation:
             best = (0, self.looks[0].p05)
         losses = []
         while step < config.steps and not self._is_over(best[0], step):
+            for group in distiller.optimiser.param_groups:
+                group["lr"] = config.rate * (1 - (1 - LAST_RATE) * step / config.steps)
             begun = time.monotonic()
             update = distiller.step(self._batch(training, step), schedule, rule)
             seconds += time.monotonic() - begun
@@ -333,7 +336,7 @@ class Distillation:
 
     def _identity(self) -> str:
         """A digest of what must not change when a distillation is resumed."""
-        shown = {"out", "device", "steps", "patience", "report_budget", "draft_tokens", "bin"}
+        shown = {"out", "device", "patience", "report_budget", "draft_tokens", "bin"}
         settings = self.config.model_dump_json(exclude={*shown, "batch_tokens", "schedule"})
         schedule, digest = to_dict(self.schedule), base_digest(self.model)
         text = f"{settings} {schedule} {digest} {self.source.digest}"

@@ -89,7 +89,7 @@ class RolloutDistillConfig(Record):
     rate: Rate | None = None  # None: 5 x optimiser.rate
     every: StepsOrZero = 1  # steps; 0: never, the adapter stays as it is
     share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the step's trajectories
-    divergence: DivergenceKind = "reverse_kl"  # of the sparse actor from the dense policy
+    divergence: DivergenceKind = "total_variation"  # of the sparse actor from the dense policy
     weight: Weight = 1.0  # lambda: of the divergence, beside the objective's own term
     ppo: bool = True  # that term, on the sparse actor; never under exact decoding
     # The dense policy that is distilled: after the step's update, or that of the rollout.

@@ -55,7 +55,7 @@ class Distiller:
         *,
         rate: float,
         tokens: int,
-        divergence: DivergenceKind = "reverse_kl",
+        divergence: DivergenceKind = "total_variation",
         weight: float = 1.0,
         temperature: float = 1.0,
         world: World | None = None,
