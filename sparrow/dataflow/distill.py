@@ -123,7 +123,8 @@ class Distillation:
 
     def run(self) -> DistillResult:
         before = self._collector(self.config.folder, None)
-        before.collect({self.main: len(self.source.prompts)})
+        if self.source.mode == "generated":
+            before.collect({self.main: len(self.source.prompts)})
         sequences = self._sequences(before)
         training = [_sample(one) for one in sequences[: len(self.train)]]
         held_out = sequences[len(self.train) :]
