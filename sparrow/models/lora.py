@@ -19,7 +19,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -306,13 +306,22 @@ class Adapter:
         if all(pair is None for pair in pairs):
             return projected
         outputs = [module_sizes(self.spec)[module][1] for module in FUSED[name]]
-        parts = zip(pairs, projected.split(outputs, dim=-1), strict=True)
-        return torch.cat(
-            [part if pair is None else part + self._delta(pair, x) for pair, part in parts], dim=-1
-        )
+        a_RI = torch.cat([pair.a_RI for pair in pairs if pair is not None])
+        b_ER = self._blocks(pairs, outputs)
+        return torch.addmm(projected, x @ a_RI.T, b_ER.T)
 
-    def _delta(self, pair: LoraPair, x: Tensor) -> Tensor:
-        return (x @ pair.a_RI.T) @ pair.b_ER.T * self.scale(pair.rank)
+    def _blocks(self, pairs: Sequence[LoraPair | None], outputs: Sequence[int]) -> Tensor:
+        """B of a projection's modules, scaled, each in its own rows and ranks; zeros elsewhere."""
+        given = [pair for pair in pairs if pair is not None]
+        rank, before, rows = sum(pair.rank for pair in given), 0, []
+        for pair, size in zip(pairs, outputs, strict=True):
+            if pair is None:
+                rows.append(given[0].b_ER.new_zeros(size, rank))
+                continue
+            sides = (before, rank - before - pair.rank)
+            rows.append(nn.functional.pad(pair.b_ER * self.scale(pair.rank), sides))
+            before += pair.rank
+        return torch.cat(rows)
 
     def _config(self) -> dict[str, Any]:
         """PEFT's config; modules by their short names where every layer has them."""

@@ -89,7 +89,8 @@ def test_exact_decoding(model: models.Decoder, acceptance: Any, reselect: int) -
     replayed = engine(model).generate(PROMPTS, params(), **how)
     assert same(replayed, engine(model, graphs=False).generate(PROMPTS, params(), **how))
     spec = SpeculationStats.total(completion.speculation for completion in replayed)
-    assert 0.2 * spec.draft_tokens < spec.accepted_tokens < spec.draft_tokens
+    assert 0.1 * spec.drafted_by_position[0] < spec.accepted_by_position[0]
+    assert spec.accepted_tokens < spec.draft_tokens
     if acceptance == "shared_noise" and model.dtype == torch.float32:
         dense = engine(model).generate(PROMPTS, params())
         for mine, other in zip(replayed, dense, strict=True):

@@ -42,7 +42,18 @@ def several(world: World, folder: Path) -> dict[str, Any]:
         "stop": ended(of(model, folder / "stop", save_every=9), fault="stop"),
         "stopped": ended(of(model, folder / "stop", save_every=9)),
         "idle": ended(config(model, folder / "idle", rollout={"prompts": 1})),
+        **{
+            teacher: ended(distilled(model, folder / f"distilled-{teacher}", teacher))
+            for teacher in ("new", "old")
+        },
     }
+
+
+def distilled(model: Path, folder: Path, teacher: str) -> TrainConfig:
+    """Two steps in which an adapter of the actor is distilled."""
+    settings = {"rank": 2, "rate": 1e-3, "teacher": teacher}
+    rollout = {"prompts": 3, "attention": SPARSE, "max_tokens": 80, "distill": settings}
+    return config(model, folder, rollout=rollout, run={"steps": 2})
 
 
 def ended(chosen: TrainConfig, fault: str = "") -> tuple[str, int]:

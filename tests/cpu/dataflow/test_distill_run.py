@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.training import SPARSE, config, metrics, trained
+from support.training import SPARSE, config, lines, metrics, trained
 
 from sparrow import load
 from sparrow.dataflow.local.loop import step
@@ -109,3 +109,17 @@ def test_it_needs_sparse_rollouts(model: Path, tmp_path: Path) -> None:
     own = config(model, tmp_path, rollout={"attention": SPARSE, "distill": DISTILL})
     assert gate_config(own).lower
     assert not gate_config(config(model, tmp_path, rollout={"attention": SPARSE})).lower
+
+
+def test_the_gate_spends_what_was_won(model: Path, tmp_path: Path) -> None:
+    """While the tail has slack budgets go down, with the reason on record."""
+    rollout = {"attention": {"budget": 96}, "distill": DISTILL, "max_tokens": 120, "prompts": 4}
+    gate = {"mode": "act", "target": 0.05, "bin": 64, "window": 2, "least": 20, "patience": 1}
+    gate |= {"prompts": 2, "sample": 16}
+    made = trained(config(model, tmp_path / "run", run={"steps": 4}, rollout=rollout, gate=gate))
+    actions = lines(tmp_path / "run" / "actions.jsonl")
+    assert {action["kind"] for action in actions} == {"lower"}
+    assert all(action["after"] < action["before"] for action in actions)
+    assert made.gate.schedule.budgets.min() < 96
+    kept = [step["sparse/density"] for step in metrics(tmp_path / "run")]
+    assert kept[-1] < kept[0]

@@ -13,7 +13,7 @@ import tomli_w
 import torch
 from safetensors.torch import load_file
 from support.ranks import PATIENCE, on_ranks
-from support.sharded_runs import STEPS, ended, of, plain, several
+from support.sharded_runs import STEPS, distilled, ended, of, plain, several
 from support.training import lines, metrics, model_folder
 
 ROOT = Path(__file__).parents[3]
@@ -177,3 +177,21 @@ def test_a_rank_that_dies_ends_the_others(place: Path) -> None:
     assert "rank      : 1 " in cause
     assert "exitcode  : -9" in cause
     assert steps(place / "killed") == ["step_000001"]
+
+
+@pytest.mark.parametrize("teacher", ["new", "old"])
+def test_the_actors_adapter_is_that_of_one_process(
+    teacher: str, place: Path, ranks: list[dict[str, Any]]
+) -> None:
+    """Its gradient is the sum over ranks; policy and adapter are those of one, up to rounding."""
+    folder, one = place / f"distilled-{teacher}", place / f"one-{teacher}"
+    assert {str(rank[teacher]) for rank in ranks} == {str((str(folder / "model"), 2))}
+    ended(distilled(place / "model", one, teacher))
+    for name in ("model/model.safetensors", "actor/adapter_model.safetensors"):
+        mine, theirs = load_file(folder / name), load_file(one / name)
+        assert mine.keys() == theirs.keys()
+        for key, weight in mine.items():
+            torch.testing.assert_close(weight, theirs[key], atol=2e-3, rtol=0)
+    assert metrics(folder)[0]["distill/loss"] == pytest.approx(
+        metrics(one)[0]["distill/loss"], rel=1e-3
+    )
