@@ -26,6 +26,7 @@ from sparrow.engine.answer import DENSE, ResolvedDecoding, resolve_decoding
 from sparrow.engine.pool import PAGE
 from sparrow.files import expanded
 from sparrow.models import Decoder, load
+from sparrow.models.actor import load_actor
 from sparrow.schema.common import AttentionConfig, DecodingConfig
 from sparrow.schema.evaluation import (
     FILE_TOKENS,
@@ -277,7 +278,11 @@ def open_engine(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Reso
         kept = {"first": 0, "last": config.window // PAGE, "dense_layers": ()}
         schedule = Schedule.fixed(config.window, **kept, name=f"window-{config.window}")
         decoding = decoding._replace(schedule=schedule)
-    return open_backend(model, decoding.rule, decoding.speculative), decoding
+    backend = open_backend(model, decoding.rule, decoding.speculative)
+    if config.adapter is not None:
+        backend.set_actor(load_actor(config.adapter, model).adapter)
+        decoding = decoding._replace(adapter=str(config.adapter))
+    return backend, decoding
 
 
 # Answers and figures.

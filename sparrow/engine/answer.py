@@ -177,6 +177,7 @@ class ResolvedDecoding(NamedTuple):
     schedule: Schedule | None = None
     flow: Flow = block_mean
     speculative: SpeculativeParams | None = None
+    adapter: str = ""  # of the sparse actor, for descriptions
 
     @property
     def rule(self) -> Rule | None:
@@ -185,6 +186,7 @@ class ResolvedDecoding(NamedTuple):
     def describe(self) -> str:
         """Describe the attention of requests in a line."""
         attention = "dense" if self.schedule is None else self.schedule.describe()
+        attention += f", adapter {self.adapter}" if self.adapter else ""
         return attention if self.speculative is None else self.speculative.describe(attention)
 
     @property

@@ -87,7 +87,7 @@ class CalibrateConfig(PromptsConfig):
     first_round: Count = option(
         24, "Prompts of the first round; more follow where the plan is undecided."
     )
-    adapter: Directory | None = option(None, "Of the sparse actor: a folder of sparrow distill.")
+    adapter: Directory | None = None
     flow: Several[Name] = option((), f"{HELP['flow']} Default: block_mean.")
     budget: Several[Budget] = option((), "Tokens kept. Default: 1/16 to 1/2 of the longest.")
     target: Several[Fraction] = option(

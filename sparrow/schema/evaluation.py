@@ -19,6 +19,7 @@ from sparrow.schema.sampling import DRAFT_TOKENS, Decoding, DraftTokens
 from sparrow.schema.types import (
     Budget,
     Count,
+    Directory,
     FilePath,
     Name,
     RowNumber,
@@ -81,6 +82,7 @@ class EvalConfig(Record):
     flow: Name | None = None
     decoding: Decoding | None = None
     draft_tokens: DraftTokens = DRAFT_TOKENS
+    adapter: Directory | None = None
     force: bool = False
     chat: ChatConfig = ChatConfig()
     out: FilePath | None = option(None, "Also write every answer, a JSON line each.")
@@ -94,6 +96,8 @@ class EvalConfig(Record):
 
     def _check(self) -> None:
         refuse_many({"prompts": self.prompts or ROWS, "samples": self.samples})
+        sparse = self.budget or self.schedule or self.window
+        self.require(sparse or self.adapter is None, "adapter", "only with a budget or a schedule")
         tasks, out = self.rows is None, self.out
         self.require(tasks or not self.task, "task", "one of task and rows")
         self.require(tasks or not self.length, "length", "without rows of a file")

@@ -49,6 +49,7 @@ HELP = {
     "force": "Take a schedule that was made for another model.",
     "decoding": "dense, sparse or exact. Default: sparse with a budget or schedule.",
     "draft_tokens": "Of exact decoding, a round.",
+    "adapter": "Of the sparse actor: a folder of sparrow distill, or of a run.",
     "distill": "Rank of an adapter of the sparse actor, distilled after every update. 0: none.",
     "page": "Tokens in a page.",
     "device": "auto (a GPU where there is one), cpu or cuda.",

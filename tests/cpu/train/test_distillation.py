@@ -119,6 +119,7 @@ def test_gradients_are_those_of_differences_with_the_same_pages() -> None:
 
 
 @pytest.mark.parametrize("flow", [None, fine_means(4)])
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_flex_attention_is_the_definition_with_its_gradients(model, flow, monkeypatch) -> None:
     """Uncompiled it runs on a CPU too; its blocks must cover every pair that the mask leaves."""
     from torch.nn.attention import flex_attention
