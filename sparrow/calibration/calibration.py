@@ -92,9 +92,11 @@ class Collector:
             for prompt, missing in self._missing(arms_by_prompt, self.config.samples).items()
             for arm in missing
         ]
-        arms = list(prompts_by_arm)
-        for first in range(0, len(arms), MOST_ARMS):
-            together = arms[first : first + MOST_ARMS]
+        arms = [arm for arm in prompts_by_arm if self.actor is None or arm != DENSE]
+        groups = [arms[first : first + MOST_ARMS] for first in range(0, len(arms), MOST_ARMS)]
+        if len(arms) < len(prompts_by_arm):  # beside dense rows an adapter is not merged, so slow
+            groups.append([DENSE])
+        for together in groups:
             self._roll_out([job for job in jobs if job.arm in together])
 
     def _missing(
