@@ -9,7 +9,9 @@ actor/, distill.json the result
 import hashlib
 import time
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -80,6 +82,18 @@ def _schedule(config: DistillConfig, model: Decoder) -> tuple[Schedule, Flow]:
     if config.draft_tokens:
         Rule.like(schedule, flow).check_drafts(config.draft_tokens, PAGE)
     return schedule, flow
+
+
+@dataclass(kw_only=True)
+class Fit:
+    """The state of a fit in its checkpoints."""
+
+    best: dict[str, Any]  # the adapter with the highest held-out p05, and its moments
+    p05: float
+    best_step: int = 0
+    seconds: float = 0.0  # of steps
+    distiller: dict[str, Any] = field(default_factory=dict)
+    looks: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Distillation:
@@ -254,76 +268,68 @@ class Distillation:
 
     def _fit(self, training: list[TrainSample], held_out: list[Prompt]) -> tuple[int, float]:
         """Take steps until held-out p05 stops rising; leave the best adapter, return its step."""
+        config, distiller = self.config, self._distiller()
+        checkpoints = Checkpoints(config.folder / "checkpoints", 1, report=self.report)
+        identity = self._identity()
+        step = checkpoints.latest() or 0
+        if step:
+            fit = Fit(**checkpoints.load(step, identity))
+            distiller.restore(fit.distiller)
+            self.looks = [from_dict(DistillLook, look) for look in fit.looks]
+            self.report(f"{config.folder}: resuming after {step} steps")
+        else:
+            self.looks = [self._look(0, None, held_out)]
+            fit = Fit(best=distiller.state(), p05=self.looks[0].p05)
+        losses = []
+        while step < config.steps and step - fit.best_step < config.patience * config.check_every:
+            begun = time.monotonic()
+            losses.append(self._step(distiller, training, step))
+            fit.seconds += time.monotonic() - begun
+            step += 1
+            if self.progress is not None:
+                self.progress(step, config.steps, f"distilling: divergence {losses[-1]:.4g}")
+            if step % config.check_every and step < config.steps:
+                continue
+            look = self._look(step, float(np.mean(losses)), held_out)
+            self.looks.append(look)
+            losses = []
+            self.report(
+                f"step {step}: divergence {look.loss:.4g}, held-out p05 {look.p05:.3f}, "
+                f"hard misses {look.hard_misses:.3g}"
+            )
+            if look.p05 > fit.p05:
+                fit.best_step, fit.p05, fit.best = step, look.p05, distiller.state()
+            fit.distiller, fit.looks = distiller.state(), list(map(to_dict, self.looks))
+            checkpoints.save(step, vars(fit), identity)
+        distiller.restore(fit.best)
+        return fit.best_step, fit.seconds
+
+    def _distiller(self) -> Distiller:
         config = self.config
-        dtype = self.model.dtype
         self.model.requires_grad_(False)
         recompute = self.model.device.type == "cuda"
-        distiller = Distiller(
-            Policy(self.model, dtype=dtype, recompute=recompute),
+        return Distiller(
+            Policy(self.model, dtype=self.model.dtype, recompute=recompute),
             self.adapter,
             rate=config.rate,
             tokens=config.batch_tokens,
             divergence=config.divergence,
             temperature=config.temperature,
         )
-        schedule, rule = self.schedule, self.rule
-        if config.attention == "dense":
-            schedule = self.schedule.replace(
-                budgets=np.full_like(self.schedule.budgets, self.model.spec.max_positions),
-                layers=(),
-            )
-        checkpoints = Checkpoints(config.folder / "checkpoints", 1, report=self.report)
-        identity, step, best = self._identity(), checkpoints.latest() or 0, (0, -1.0)
-        kept = distiller.state()
-        seconds = 0.0
-        if step:
-            state = checkpoints.load(step, identity)
-            distiller.restore(state["distiller"])
-            self.looks = [from_dict(DistillLook, look) for look in state["looks"]]
-            best, kept, seconds = tuple(state["best"]), state["kept"], state["seconds"]
-            self.report(f"{config.folder}: resuming after {step} steps")
-        else:
-            self.looks = [self._look(0, None, held_out)]
-            best = (0, self.looks[0].p05)
-        losses = []
-        while step < config.steps and not self._is_over(best[0], step):
-            for group in distiller.optimiser.param_groups:
-                group["lr"] = config.rate * (1 - (1 - LAST_RATE) * step / config.steps)
-            begun = time.monotonic()
-            update = distiller.step(self._batch(training, step), schedule, rule)
-            seconds += time.monotonic() - begun
-            if update.skipped:
-                raise ArithmeticError(
-                    f"step {step}: divergence {update.divergence:g}, gradient "
-                    f"{update.gradient:g}; lower the rate"
-                )
-            losses.append(update.divergence)
-            step += 1
-            if self.progress is not None:
-                self.progress(step, config.steps, f"distilling: divergence {losses[-1]:.4g}")
-            if step % config.check_every == 0 or step == config.steps:
-                look = self._look(step, float(np.mean(losses)), held_out)
-                self.looks.append(look)
-                losses = []
-                self.report(
-                    f"step {step}: divergence {look.loss:.4g}, held-out p05 {look.p05:.3f}, "
-                    f"hard misses {look.hard_misses:.3g}"
-                )
-                if look.p05 > best[1]:
-                    best, kept = (step, look.p05), distiller.state()
-                state = {
-                    "distiller": distiller.state(),
-                    "looks": [to_dict(look) for look in self.looks],
-                    "best": best,
-                    "kept": kept,
-                    "seconds": seconds,
-                }
-                checkpoints.save(step, state, identity)
-        distiller.restore(kept)
-        return best[0], seconds
 
-    def _is_over(self, best: int, step: int) -> bool:
-        return step - best >= self.config.patience * self.config.check_every
+    def _step(self, distiller: Distiller, training: list[TrainSample], step: int) -> float:
+        """Take a step and return its divergence; under dense attention in the control."""
+        config, schedule = self.config, self.schedule
+        if config.attention == "dense":
+            whole = np.full_like(schedule.budgets, self.model.spec.max_positions)
+            schedule = schedule.replace(budgets=whole, layers=())
+        for group in distiller.optimiser.param_groups:
+            group["lr"] = config.rate * (1 - (1 - LAST_RATE) * step / config.steps)
+        update = distiller.step(self._batch(training, step), schedule, self.rule)
+        if update.skipped:
+            figures = f"divergence {update.divergence:g}, gradient {update.gradient:g}"
+            raise ValueError(f"step {step}: {figures}; lower the rate")
+        return update.divergence
 
     def _batch(self, training: list[TrainSample], step: int) -> list[TrainSample]:
         """The sequences of a step: all in a random order, again and again."""
