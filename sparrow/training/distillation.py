@@ -137,25 +137,23 @@ class Distiller:
         student_RC = self.student(pack, starts_B, schedule, rule)
         head_VC, chunk = policy.head.detach(), policy.chunk
         options: dict[str, Any] = {"chunk": chunk, "temperature": self.temperature}
-        sampled = self.divergence == "k3" or objective is not None
-        logprob_R = student_RC.new_zeros(len(student_RC), dtype=torch.float32)
-        if sampled:
-            stats = ops.token_stats(student_RC, head_VC, pack.targets_R, **options)
-            logprob_R = stats.logprob
+        logprob_R: Tensor | None
         if self.divergence == "k3":
+            logprob_R = ops.token_stats(student_RC, head_VC, pack.targets_R, **options).logprob
             with torch.no_grad():
                 wanted = ops.token_stats(teacher_RC, teacher_VC, pack.targets_R, **options)
             divergence_R = reference_kl(logprob_R, wanted.logprob)
         else:
-            divergence_R = ops.divergence(
+            divergence_R, logprob_R = ops.divergence(
                 *(teacher_RC, student_RC, head_VC),
                 kind=self.divergence,
                 p_head_VC=teacher_VC,
+                targets_T=None if objective is None else pack.targets_R,
                 **options,
             )
         share_R = by_token(shares, samples).to(device)
         loss = self.weight * (divergence_R * share_R).sum()
-        if objective is not None:
+        if objective is not None and logprob_R is not None:
             loss = loss + (objective.surrogate(_terms(samples, logprob_R)).loss_T * share_R).sum()
         loss.backward(inputs=self.leaves)
         return torch.stack([loss.detach(), divergence_R.detach().sum()]).double().cpu()

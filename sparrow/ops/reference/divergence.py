@@ -1,7 +1,8 @@
 """Divergences of two next-token distributions, exact over the vocabulary, with gradients.
 
 Both are given by final hidden states and one LM head: p, the teacher, is fixed; q, the student,
-gets the gradient. Logits exist for one chunk of tokens at a time, also in backward.
+gets the gradient. Logits exist for one chunk of tokens at a time, and once: as a token's values
+depend on its own hidden state alone, their gradients are made with them and scaled in backward.
 Legend of the dimension letters: sparrow/ops/types.py.
 """
 
@@ -26,6 +27,13 @@ class _Value(NamedTuple):
     slope_nV: Tensor
 
 
+class Divergences(NamedTuple):
+    """By token the divergence, and q's log-prob of a target if targets were given."""
+
+    value_T: Tensor
+    logprob_T: Tensor | None
+
+
 @op()
 def divergence(
     p_TC: Tensor,
@@ -36,10 +44,12 @@ def divergence(
     temperature: float | Tensor = 1.0,
     chunk: int | None = None,
     p_head_VC: Tensor | None = None,
-) -> Tensor:
-    """The divergence of q from p at every position, [T], with gradients to q's hidden states alone.
+    targets_T: Tensor | None = None,
+) -> Divergences:
+    """The divergence of q from p at every position, with gradients to q's hidden states alone.
 
-    p_head: the teacher's LM head, where it is another one.
+    p_head: the teacher's LM head, where it is another one. targets: tokens whose log-prob under q
+    is wanted too.
 
     reverse_kl       KL(q || p)
     forward_kl       KL(p || q)
@@ -49,13 +59,17 @@ def divergence(
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(get_args(Divergence))}, got {kind!r}")
-    options = (per_token(temperature, q_TC), chunk or chunk_tokens(len(head_VC)), KINDS[kind])
     p_head_VC = head_VC if p_head_VC is None else p_head_VC
-    return _Divergence.apply(p_TC.detach(), p_head_VC.detach(), q_TC, head_VC.detach(), *options)
+    value_T, logprob_T = _Divergence.apply(
+        *(p_TC.detach(), p_head_VC.detach(), q_TC, head_VC.detach()),
+        *(per_token(temperature, q_TC), chunk or chunk_tokens(len(head_VC))),
+        *(KINDS[kind], targets_T),
+    )
+    return Divergences(value_T, None if targets_T is None else logprob_T)
 
 
 class _Divergence(torch.autograd.Function):
-    """Values forward; backward computes the logits again, in the same chunks."""
+    """Values and the gradients of each by its token's hidden state."""
 
     @staticmethod
     def forward(
@@ -67,31 +81,38 @@ class _Divergence(torch.autograd.Function):
         temperature_T: Tensor,
         chunk: int,
         kind: Callable[[Tensor, Tensor], _Value],
-    ) -> Tensor:
-        value_T = q_TC.new_empty(len(q_TC), dtype=accumulator(q_TC.dtype))
+        targets_T: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        wide = accumulator(q_TC.dtype)
+        factor_VC = head_VC if q_TC.is_cuda else head_VC.to(wide)
+        value_T, logprob_T = (q_TC.new_zeros(len(q_TC), dtype=wide) for _ in range(2))
+        wanted = ctx.needs_input_grad[2]
+        count = 0 if not wanted else 1 if targets_T is None else 2
+        slopes = [torch.empty_like(q_TC) for _ in range(count)]
         for part in chunks(len(q_TC), chunk):
             logp_nV = log_softmax(p_TC[part], p_head_VC, temperature_T[part])
             logq_nV = log_softmax(q_TC[part], head_VC, temperature_T[part])
-            value_T[part] = kind(logp_nV, logq_nV).value_n
-        ctx.save_for_backward(p_TC, p_head_VC, q_TC, head_VC, temperature_T)
-        ctx.chunk, ctx.kind = chunk, kind
-        return value_T
+            value_T[part], slope_nV = kind(logp_nV, logq_nV)
+            scale_n1 = 1 / temperature_T[part, None]
+            if targets_T is not None:
+                logprob_T[part] = logq_nV.gather(1, targets_T[part, None]).squeeze(1)
+            if not wanted:
+                continue
+            q_nV = logq_nV.exp()
+            mean_n1 = (q_nV * slope_nV).sum(1, keepdim=True)  # probabilities add up to 1
+            by_logit_nV = scale_n1 * q_nV * (slope_nV - mean_n1)
+            slopes[0][part] = (by_logit_nV.to(factor_VC.dtype) @ factor_VC).to(q_TC.dtype)
+            if targets_T is not None:
+                mean_nC = q_nV.to(factor_VC.dtype) @ factor_VC
+                slopes[1][part] = (scale_n1 * (factor_VC[targets_T[part]] - mean_nC)).to(q_TC.dtype)
+        ctx.save_for_backward(*slopes)
+        return value_T, logprob_T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        p_TC, p_head_VC, q_TC, head_VC, temperature_T = ctx.saved_tensors
-        wide = accumulator(q_TC.dtype)
-        factor_VC = head_VC if q_TC.is_cuda else head_VC.to(wide)
-        grad_TC = torch.empty_like(q_TC)
-        for part in chunks(len(q_TC), ctx.chunk):
-            logp_nV = log_softmax(p_TC[part], p_head_VC, temperature_T[part])
-            logq_nV = log_softmax(q_TC[part], head_VC, temperature_T[part])
-            slope_nV, q_nV = ctx.kind(logp_nV, logq_nV).slope_nV, logq_nV.exp()
-            mean_n1 = (q_nV * slope_nV).sum(1, keepdim=True)  # probabilities add up to 1
-            scale_n1 = (grads[0][part] / temperature_T[part])[:, None]
-            grad_nV = scale_n1 * q_nV * (slope_nV - mean_n1)
-            grad_TC[part] = (grad_nV.to(factor_VC.dtype) @ factor_VC).to(q_TC.dtype)
-        return None, None, grad_TC, None, None, None, None
+        parts = zip(grads, ctx.saved_tensors, strict=False)
+        total_TC = sum(grad_T[:, None].to(slope_TC.dtype) * slope_TC for grad_T, slope_TC in parts)
+        return None, None, total_TC, None, None, None, None, None
 
 
 def _reverse_kl(logp_nV: Tensor, logq_nV: Tensor) -> _Value:

@@ -33,13 +33,25 @@ def states(tokens: int = 7) -> tuple[Tensor, Tensor, Tensor]:
 def test_values_and_gradients_are_those_of_autograd(kind, chunk) -> None:
     p, q, head = states()
     temperature = torch.linspace(0.5, 1.5, len(p), dtype=torch.float64)
-    found = ops.divergence(p, q, head, kind=kind, temperature=temperature, chunk=chunk)
+    options = {"kind": kind, "temperature": temperature, "chunk": chunk}
+    targets = torch.arange(len(p)) + 2
+    found, none = ops.divergence(p, q, head, **options)
+    assert none is None
     weight = torch.arange(1.0, 8.0, dtype=torch.float64)
     (gradient,) = torch.autograd.grad((found * weight).sum(), q)
     probs = [(x @ head.T / temperature[:, None]).softmax(1) for x in (p, q)]
     wanted = KINDS_BY_AUTOGRAD[kind](*probs)
     torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(gradient, torch.autograd.grad((wanted * weight).sum(), q)[0])
+    graph = {"retain_graph": True}
+    expected = torch.autograd.grad((wanted * weight).sum(), q, **graph)[0]
+    torch.testing.assert_close(gradient, expected)
+    both, logprob = ops.divergence(p, q, head, **options, targets_T=targets)
+    torch.testing.assert_close(both, wanted)
+    own = probs[1].gather(1, targets[:, None]).squeeze(1).log()
+    torch.testing.assert_close(logprob, own)
+    (gradient,) = torch.autograd.grad((both * weight + logprob * weight**2).sum(), q)
+    expected = torch.autograd.grad((wanted * weight + own * weight**2).sum(), q)[0]
+    torch.testing.assert_close(gradient, expected)
 
 
 def test_by_hand() -> None:
@@ -54,16 +66,17 @@ def test_by_hand() -> None:
         "tail": 0.03125,
     }
     for kind, value in wanted.items():
-        assert ops.divergence(p, q, head, kind=kind).item() == pytest.approx(value)
+        assert ops.divergence(p, q, head, kind=kind).value_T.item() == pytest.approx(value)
     alpha = ops.acceptance(p, q, head).item()
-    assert ops.divergence(p, q, head, kind="total_variation").item() == pytest.approx(1 - alpha)
+    found = ops.divergence(p, q, head, kind="total_variation").value_T
+    assert found.item() == pytest.approx(1 - alpha)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_distributions_have_none_and_teachers_get_no_gradient(kind) -> None:
     p, _, head = states()
     p.requires_grad_()
-    found = ops.divergence(p, p, head.requires_grad_(), kind=kind)
+    found = ops.divergence(p, p, head.requires_grad_(), kind=kind).value_T
     assert found.abs().max() < 1e-12
     found.sum().backward()
     assert p.grad.abs().max() < 1e-9
