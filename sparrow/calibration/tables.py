@@ -90,7 +90,9 @@ def distill_tables(result: DistillResult) -> list[Table]:
     def estimate(value: float | None, low: float | None, high: float | None) -> str:
         if value is None:
             return "-"
-        return f"{value:.3g}" if low is None else f"{value:.3g} [{low:.3g}, {high:.3g}]"
+        places = 1 if max(value, high or 0) >= 10 else 3
+        shown = [f"{x:.{places}f}" for x in (value, low, high) if x is not None]
+        return shown[0] if low is None else f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
     rows = []
     for arm in result.arms:
@@ -102,6 +104,7 @@ def distill_tables(result: DistillResult) -> list[Table]:
                 {
                     "kept": "schedule" if arm.budget is None else str(arm.budget),
                     "length": f"{cell.start} to {cell.stop}",
+                    "when": "before\nafter",
                     "prompts": f"{cell.prompts}\n{other.prompts}",
                     "mean": f"{cell.mean:.4f}\n{other.mean:.4f}",
                     "p05": "\n".join(estimate(c.p05, c.low, c.high) for c in (cell, other)),
@@ -117,6 +120,7 @@ def distill_tables(result: DistillResult) -> list[Table]:
                 {
                     "kept": "schedule" if arm.budget is None else str(arm.budget),
                     "length": f"accepted of {one.draft_tokens} drafts",
+                    "when": "before\nafter",
                     "prompts": f"{one.prompts}\n{two.prompts}",
                     "mean": "\n".join(ends),
                     "p05": "",
@@ -126,7 +130,7 @@ def distill_tables(result: DistillResult) -> list[Table]:
     about = f"{result.prompts}; {result.held_out} held-out prompts, 95 % intervals over them"
     title = f"{result.model}: acceptance before and after distillation"
     before = figures(
-        title, rows, "kept length prompts mean p05 hard_misses", group="kept", caption=about
+        title, rows, "kept length when prompts mean p05 hard_misses", group="kept", caption=about
     )
     steps = figures(
         f"held-out acceptance while fitting (step {result.best} was taken)",

@@ -9,7 +9,7 @@ actor/, distill.json the result
 import hashlib
 import time
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +112,12 @@ class Distillation:
         self.model, self.source, self.config, self.report = model, source, config, report
         self.schedule, self.progress = schedule, progress
         self.rule = Rule.of(schedule, flow)
-        count = len(source.prompts) - config.held_out_prompts
+        held = config.held_out or max(1, len(source.prompts) // 4)
+        count = len(source.prompts) - held
         if count < 1:
             raise ValueError(
-                f"{len(source.prompts)} prompts, of which {config.held_out_prompts} are held out: "
-                "none is left to distil on; set held_out"
+                f"{len(source.prompts)} prompts, of which {held} are held out: none is left to "
+                "distil on; set held_out"
             )
         self.train, self.held_out = source.prompts[:count], source.prompts[count:]
         names = ("page", "first", "last", "dense_layers")
@@ -140,11 +141,23 @@ class Distillation:
         if self.source.mode == "generated":
             before.collect({self.main: len(self.source.prompts)})
         sequences = self._sequences(before)
-        training = [_sample(one) for one in sequences[: len(self.train)]]
-        held_out = sequences[len(self.train) :]
+        training, held_out = ([one for one in part if _is_long(one)] for part in sequences)
+        if short := sum(map(len, sequences)) - len(training) - len(held_out):
+            self.report(f"{short} answers have fewer than two tokens and are left out")
+        if not training or not held_out:
+            raise ValueError("no sequence of two tokens or more behind its prompt is left")
+        longest = max(len(one.ids) for one in (*training, *held_out))
+        if min(int(self.schedule.budget(length)) for length in (1, longest)) >= longest:
+            self.report(f"the schedule keeps all of at most {longest} tokens: never sparse")
         measured = self._measure(before, held_out)
-        best, seconds = self._fit(training, held_out)
-        after = self._collector(self.config.folder / AFTER, self.adapter)
+        asked = [weight.requires_grad for weight in self.model.parameters()]
+        try:
+            best, seconds = self._fit([_sample(one) for one in training], held_out)
+        finally:
+            for weight, gradients in zip(self.model.parameters(), asked, strict=True):
+                weight.requires_grad_(gradients)
+        place = self.config.folder / AFTER / adapter_digest(self.adapter)
+        after = self._collector(place, self.adapter)
         arms = [
             DistillArm(
                 name=arm.name,
@@ -184,10 +197,10 @@ class Distillation:
         prompts, mode = self.source.prompts, self.source.mode
         return Collector(self.model, prompts, mode, self.config, store, self.progress, actor)
 
-    def _sequences(self, collector: Collector) -> list[Prompt]:
-        """What the sparse actor wrote, or what was given: the first answer to every prompt."""
+    def _sequences(self, collector: Collector) -> tuple[list[Prompt], list[Prompt]]:
+        """What the sparse actor wrote, or what was given, of both parts: first answers."""
         if self.source.mode == "forced":
-            return [*self.source.prompts]
+            return [*self.train], [*self.held_out]
         written = {
             one.prompt: Prompt(
                 number=one.prompt,
@@ -198,16 +211,16 @@ class Distillation:
             for one in collector.measured(self.main, self.source.prompts)
             if one.sample == 0
         }
-        return [written[prompt.number] for prompt in self.source.prompts]
+        train, held_out = (
+            [written[prompt.number] for prompt in part] for part in (self.train, self.held_out)
+        )
+        return train, held_out
 
     def _measure(
         self, collector: Collector, held_out: list[Prompt]
     ) -> list[tuple[tuple[Cell, ...], tuple[DraftCell, ...]]]:
         """Cells of every arm on the held-out prompts, by rollouts or teacher-forced, and drafts."""
-        held = Collector(
-            *(collector.model, self.held_out, collector.mode, collector.config, collector.store),
-            *(collector.progress, collector.actor),
-        )
+        held = replace(collector, prompts=self.held_out)
         held.collect(dict.fromkeys(self.arms, len(self.held_out)))
         longest = max(len(prompt.ids) for prompt in self.source.prompts)
         if self.source.mode == "generated":
@@ -350,11 +363,15 @@ class Distillation:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _is_long(sequence: Prompt) -> bool:
+    return len(sequence.ids) - (sequence.start or 1) >= 2
+
+
 def _sample(sequence: Prompt) -> TrainSample:
     length, start = len(sequence.ids), sequence.start or 1
     return TrainSample(
         ids=np.array(sequence.ids, np.int32),
-        loss_mask=np.arange(length) > start,
+        loss_mask=np.arange(length) >= start,
         rollout_logprob=np.zeros(length, np.float32),
         advantage=0.0,
     )

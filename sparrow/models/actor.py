@@ -76,6 +76,8 @@ def save_actor(
 def load_actor(folder: Path, model: Decoder, *, dtype: torch.dtype | None = None) -> LoadedActor:
     """Read the folder for a model; ValueError if the adapter belongs to another base."""
     place = folder / ACTOR if (folder / ACTOR / ABOUT).is_file() else folder  # of a run
+    if not place.is_dir():
+        raise ValueError(f"{folder}: no such folder")
     if not (place / ABOUT).is_file():
         raise ValueError(
             f"{folder}: no {ABOUT}, so it is no adapter of a sparse actor (`sparrow distill`, or "

@@ -57,14 +57,11 @@ class DistillConfig(PromptsConfig):
 
     def _check(self) -> None:
         super()._check()
-        one = (self.schedule is None) != (self.budget is None)
-        self.require(one, "budget", "one of budget and schedule")
-        left = self.prompts - self.held_out_prompts
-        self.require(left > 0, "held_out", f"fewer than the {self.prompts} prompts")
-
-    @property
-    def held_out_prompts(self) -> int:
-        return self.held_out or max(1, self.prompts // 4)
+        given = [name for name in ("budget", "schedule") if getattr(self, name) is not None]
+        self.require(len(given) == 1, "budget", "one of budget and schedule", given)
+        self.require(self.prompts > 1, "prompts", "2 at least: some are held out")
+        left = self.held_out is None or self.held_out < self.prompts
+        self.require(left, "held_out", f"fewer than the {self.prompts} prompts")
 
     @property
     def folder(self) -> Path:

@@ -76,13 +76,14 @@ DivergenceKind = Literal[
     "reverse_kl", "forward_kl", "jensen_shannon", "total_variation", "tail", "k3"
 ]
 Module = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-Rank = Annotated[int, Field(ge=1, le=256)]
+MOST_RANK = 64  # room of an engine
+Rank = Annotated[int, Field(ge=1, le=MOST_RANK)]
 
 
 class RolloutDistillConfig(Record):
     """A LoRA adapter of the sparse actor, distilled from the dense policy after its updates."""
 
-    rank: Annotated[int, Field(ge=0, le=256)] = 0  # of the adapter; 0: none, unless one is given
+    rank: Annotated[int, Field(ge=0, le=MOST_RANK)] = 0  # 0: no adapter, unless one is given
     # An adapter to begin with, of `sparrow distill` or of a run; None: one that changes nothing.
     adapter: Directory | None = None
     targets: tuple[Module, ...] = get_args(Module)
@@ -98,6 +99,12 @@ class RolloutDistillConfig(Record):
     @property
     def on(self) -> bool:
         return bool(self.rank) or self.adapter is not None
+
+    def _check(self) -> None:
+        one = not self.rank or self.adapter is None
+        self.require(one, "rank", "0 with an adapter, which has its own", self.rank)
+        trained = self.every or not self.rank
+        self.require(trained, "every", "1 or more for a new adapter, which changes nothing")
 
 
 class RolloutConfig(DecodingConfig):

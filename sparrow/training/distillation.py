@@ -185,10 +185,14 @@ class Distiller:
     # Checkpoints.
 
     def state(self) -> dict[str, Any]:
-        """Adapter and moments, in host memory; equal on all ranks."""
-        tensors = {name: tensor.detach().cpu() for name, tensor in self.adapter.tensors().items()}
+        """Copies of adapter and moments, in host memory; equal on all ranks."""
+
+        def copy(tensor: Tensor) -> Tensor:
+            return tensor.detach().to("cpu", copy=True)
+
+        tensors = {name: copy(tensor) for name, tensor in self.adapter.tensors().items()}
         moments = {
-            number: {name: value.cpu() for name, value in values.items()}
+            number: {name: copy(value) for name, value in values.items()}
             for number, values in self.optimiser.state_dict()["state"].items()
         }
         return {"adapter": tensors, "moments": moments}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparrow.models.attention import PackedSparse
+from sparrow.models.attention import Packed, PackedSparse
 from sparrow.models.decoder import Attention
 from sparrow.ops.reference.attention import kept_pages
 from sparrow.ops.reference.pages import DENSE
@@ -55,10 +55,8 @@ def sparse_attention(
         page=schedule.page,
         rule=rule,
     )
-    flash = packed_attention(pack, dtype)
-    if type(flash).__name__ == "Packed":
-        return definition
-    return FlexSparse.of(definition, flash)
+    dense = packed_attention(pack, dtype)
+    return definition if isinstance(dense, Packed) else FlexSparse.of(definition, dense)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

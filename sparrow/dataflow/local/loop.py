@@ -180,9 +180,11 @@ def _train(run: Run, groups: Sequence[Group]) -> dict[str, Any]:
     clock = run.start_step()
     run.rollout.sleep()
     rollouts = RolloutBatch(groups=tuple(groups), position=run.ledger.position)
+    decoding = run.rollout.decoding(run.gate.schedule)  # before the gate changes it
     batch = run.learner.score(rollouts)
     look = run.gate.observe(run.step, batch.readings, batch.estimates)
     with clock("update_actor"):
         updates = run.learner.update(batch)
-    metrics = step_metrics(rollouts, batch, updates, look, clock.seconds())
+    distilled = run.learner.distill(batch, decoding, run.step)
+    metrics = step_metrics(rollouts, batch, updates, look, clock.seconds(), distilled)
     return {"step": run.step, **metrics}

@@ -10,7 +10,9 @@ from support import cli
 from support.training import model_folder
 
 import sparrow
+from sparrow.calibration.replay import Prompt
 from sparrow.dataflow import distill as module
+from sparrow.models.actor import load_actor
 from sparrow.models.lora import Adapter
 from sparrow.schema.distill import DistillResult
 
@@ -59,6 +61,32 @@ def test_acceptance_rises_on_held_out_sequences(done: tuple[Path, DistillResult]
     best = next(look for look in result.looks if look.step == result.best)
     assert best.p05 == max(look.p05 for look in result.looks) > result.looks[0].p05
     assert whole(trained.after).p05 == pytest.approx(best.p05, abs=1e-6)
+
+
+def test_the_best_adapter_is_kept(model: Path, sequences: Path, tmp_path: Path) -> None:
+    """With a rate that makes it worse that is the first, which changes nothing; then on."""
+    few = {"check_every": 1, "patience": 2, "rate": 0.5}
+    result = distilled(model, sequences, tmp_path / "out", **few)
+    assert result.best == 0
+    assert len(result.looks) == 3
+    (arm,) = result.arms
+    assert arm.after == arm.before
+    loaded = sparrow.load(str(model), device="cpu")
+    adapter = load_actor(tmp_path / "out", loaded).adapter
+    assert not any(pair.b_ER.any() for pair in adapter.pairs.values())
+    more = distilled(model, sequences, tmp_path / "out", **few | {"patience": 3})
+    assert len(more.looks) == 4
+
+
+def test_short_answers_are_left_out(model: Path, tmp_path: Path) -> None:
+    file, rng = tmp_path / "ids.jsonl", np.random.default_rng(0)
+    rows = [{"ids": rng.integers(4, 60, 90).tolist(), "start": 20} for _ in range(6)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {"prompts": 256, "held_out": None, "steps": 1, "check_every": 1}
+    assert distilled(model, file, tmp_path / "six", **own).held_out == 1
+    short, long = (Prompt(number=0, name="", ids=(1,) * n, start=2) for n in (3, 4))
+    assert [module._is_long(one) for one in (short, long)] == [False, True]
+    assert module._sample(long).learnt == 2
 
 
 def test_one_that_was_stopped_goes_on_bit_for_bit(
@@ -137,13 +165,13 @@ def test_the_command_line(model: Path, sequences: Path, tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_ends_it(
     model: Path, sequences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner = Adapter.random.__func__
+    inner = Adapter.random
 
-    def broken(cls: Any, *given: Any, **settings: Any) -> Adapter:
-        made = inner(cls, *given, **settings)
+    def broken(*given: Any, **settings: Any) -> Adapter:
+        made = inner(*given, **settings)
         next(iter(made.tensors().values()))[0, 0] = float("nan")
         return made
 
-    monkeypatch.setattr(Adapter, "random", classmethod(broken))
-    with pytest.raises((ArithmeticError, ValueError)):
+    monkeypatch.setattr(Adapter, "random", broken)
+    with pytest.raises(ValueError, match=r"rate|finite"):
         distilled(model, sequences, tmp_path / "out")

@@ -7,6 +7,7 @@ import pytest
 from support.training import SPARSE, config, lines, metrics, trained
 
 from sparrow import load
+from sparrow.dataflow.backend import EngineBackend
 from sparrow.dataflow.local.loop import step
 from sparrow.dataflow.local.run import gate_config, open_run
 from sparrow.models.actor import load_actor
@@ -57,7 +58,9 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(model: Path, tmp_path: Path)
 def test_the_actor_samples_with_the_adapter(model: Path, tmp_path: Path) -> None:
     settings = {"attention": SPARSE, "distill": DISTILL, "max_tokens": 100}
     with open_run(config(model, tmp_path / "more", run={"steps": 3}, rollout=settings)) as own:
-        engine = own.rollout.backend.engine
+        backend = own.rollout.backend
+        assert isinstance(backend, EngineBackend)
+        engine = backend.engine
         before = engine.generate([[5, 6, 7] * 20], PARAMS, schedule=own.gate.schedule)[0]
         step(own)
         assert engine.header().count("actor of rank 2") == 1
@@ -104,6 +107,9 @@ def test_an_adapter_to_begin_with_stays_where_it_is_not_trained(
 
 
 def test_it_needs_sparse_rollouts(model: Path, tmp_path: Path) -> None:
+    for wrong in ({"rank": 4, "every": 0}, {"rank": 4, "adapter": "somewhere"}, {"rank": 65}):
+        with pytest.raises(ValueError, match=r"rank|every"):
+            run(model, tmp_path / "run", 1, {"distill": wrong})
     with pytest.raises(ValueError, match=r"distill\.rank"):
         run(model, tmp_path / "run", 1, {"attention": {}})
     own = config(model, tmp_path, rollout={"attention": SPARSE, "distill": DISTILL})

@@ -11,6 +11,7 @@ from support.engines import prompt, tiny
 from sparrow import models, ops
 from sparrow.calibration.replay import read, sparse_hidden
 from sparrow.models.actor import base_digest, load_actor, save_actor
+from sparrow.models.attention import PackedSparse
 from sparrow.models.lora import Adapter
 from sparrow.ops.reference.divergence import Divergence
 from sparrow.ops.reference.pages import DENSE
@@ -87,6 +88,7 @@ def test_tokens_that_were_not_drawn_are_read_densely(model) -> None:
         kv_heads=model.spec.kv_heads,
         dtype=torch.float32,
     )
+    assert isinstance(attention, PackedSparse)
     dense = (attention.budgets[1].reshape(200, -1)[:, 0] == DENSE).tolist()
     assert [n for n in range(60, 200) if dense[n]] == list(range(120, 140))
     assert student(made, [whole.replace(loss_mask=mask)]).isfinite().all()
@@ -135,6 +137,7 @@ def test_flex_attention_is_the_definition_with_its_gradients(model, flow, monkey
     definition = sparse_attention.sparse_attention(
         *packed(samples), schedule, rule, **sizes, dtype=torch.float32
     )
+    assert isinstance(definition, PackedSparse)
     flex = sparse_attention.FlexSparse.of(definition, definition)
     random, tokens = torch.Generator().manual_seed(0), sum(map(len, samples))
     shapes = [(tokens, heads, spec.head_size) for heads in (spec.heads, spec.kv_heads)]
@@ -273,5 +276,7 @@ def test_a_folder_belongs_to_one_base(tmp_path: Path) -> None:
     (folder / "actor.json").write_text(text)
     with pytest.raises(ValueError, match="digest"):
         load_actor(folder, model)
-    with pytest.raises(ValueError, match=r"no actor\.json"):
-        load_actor(tmp_path / "elsewhere", model)
+    (tmp_path / "empty").mkdir()
+    for name, reason in (("empty", r"no actor\.json"), ("elsewhere", "no such folder")):
+        with pytest.raises(ValueError, match=reason):
+            load_actor(tmp_path / name, model)
