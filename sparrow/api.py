@@ -221,6 +221,8 @@ def _prompts(config: PromptsConfig, model: "Decoder", report: Report) -> "Prompt
         return prompts.of_rows(model, config.rows, **part, **read)
     if config.ids is not None:
         return prompts.of_ids(model, config.ids, **part)
+    if config.rollouts is not None:
+        return prompts.of_rollouts(model, config.rollouts, **part)
     assert config.texts is not None
     standard = config.texts == "standard"
     available = texts.standard(report) if standard else texts.from_folder(config.texts)

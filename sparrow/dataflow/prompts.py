@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from sparrow.calibration.calibration import Mode
 from sparrow.calibration.flows.score import samples
 from sparrow.calibration.flows.texts import Text
 from sparrow.calibration.replay import Prompt
 from sparrow.dataflow.language import load_language
+from sparrow.dataflow.run_files import read_rollouts, rollout_steps
 from sparrow.models import Decoder
 from sparrow.schema.common import ChatConfig, ColumnsConfig
 from sparrow.tasks import PUZZLES
@@ -117,6 +120,25 @@ def of_ids(
     if not prompts:
         raise ValueError(f"{place}: no sequences")
     return _forced(place.name, prompts)
+
+
+def of_rollouts(
+    model: Decoder, folder: Path, *, count: int | None = None, skip: int = 0
+) -> PromptSet:
+    """Prompts of the rollouts that a training run kept: the first answer of every group."""
+    groups = [group for step in rollout_steps(folder) for group in read_rollouts(folder, step)]
+    prompts = []
+    for number, group in enumerate(groups):
+        answer = group.trajectories[0]
+        ids, start = answer.ids.tolist(), int(np.argmax(answer.loss_mask))
+        if start < 1 or start > len(ids) - 2:
+            continue  # it ended at once
+        _check_ids(model, f"{folder}, {group.prompt_id}", ids, start)
+        prompts.append(Prompt(number=number, name=group.prompt_id, ids=tuple(ids), start=start))
+    prompts = prompts[skip : None if count is None else skip + count]
+    if not prompts:
+        raise ValueError(f"{folder}: no rollouts of a training run (run.rollouts keeps them)")
+    return _forced(f"rollouts of {folder.name}", prompts)
 
 
 def _check_ids(model: Decoder, where: str, ids: Sequence[int], start: int) -> None:

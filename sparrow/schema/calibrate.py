@@ -49,6 +49,9 @@ class PromptsConfig(Record):
     ids: FilePath | None = option(
         None, 'Or teacher-forced tokens: JSON lines with "ids" and "start".'
     )
+    rollouts: Directory | None = option(
+        None, "Or teacher-forced rollouts of a run of sparrow train: the first answer to a prompt."
+    )
     length: Tokens = option(500, "About how long a task's answers are.")
     tokens: Annotated[Tokens, Field(ge=3)] = option(2048, "With --texts: tokens of each text.")
     start: Tokens = option(1, "With --texts: number of first tokens that are not measured.")
@@ -67,14 +70,17 @@ class PromptsConfig(Record):
     chat: ChatConfig = ChatConfig()
 
     python_arguments: ClassVar = ("model", "rows")
-    alternatives: ClassVar = ({"task": ("length",), "rows": ("columns",), "texts": (), "ids": ()},)
+    alternatives: ClassVar = (
+        {"task": ("length",), "rows": ("columns",), "texts": (), "ids": (), "rollouts": ()},
+    )
 
     def _check(self) -> None:
         refuse_many({"prompts": self.prompts, "samples": self.samples})
-        sources = {name: getattr(self, name) for name in ("task", "rows", "texts", "ids")}
+        names = ("task", "rows", "texts", "ids", "rollouts")
+        sources = {name: getattr(self, name) for name in names}
         chosen = [name for name, value in sources.items() if value is not None]
         last = (chosen or ["task"])[-1]
-        self.require(len(chosen) == 1, last, "one of task, rows, texts, ids", chosen)
+        self.require(len(chosen) == 1, last, f"one of {', '.join(names)}", chosen)
 
     @property
     def answer_tokens(self) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from support.training import SPARSE, config, lines, metrics, trained
 
+import sparrow
 from sparrow import load
 from sparrow.dataflow.backend import EngineBackend
 from sparrow.dataflow.local.loop import step
@@ -104,6 +105,16 @@ def test_an_adapter_to_begin_with_stays_where_it_is_not_trained(
     assert files[0].read_bytes() == files[1].read_bytes()
     with pytest.raises(ValueError, match="other weights"):
         run(model, tmp_path / "third", 1, settings)
+
+
+def test_rollouts_of_a_run_are_distilled_offline(model: Path, tmp_path: Path) -> None:
+    run(model, tmp_path / "run", 2)
+    policy, out = str(tmp_path / "run" / "model"), tmp_path / "out"
+    few = {"budget": 48, "held_out": 1, "steps": 1, "rank": 2, "device": "cpu", "out": out}
+    result = sparrow.distill(policy, rollouts=tmp_path / "run", **few)
+    assert (result.mode, result.trained_on) == ("forced", 3)  # two prompts a step
+    with pytest.raises(ValueError, match="no rollouts"):
+        sparrow.distill(policy, rollouts=tmp_path, **few)
 
 
 def test_it_needs_sparse_rollouts(model: Path, tmp_path: Path) -> None:
