@@ -95,6 +95,7 @@ class RolloutDistillConfig(Record):
     ppo: bool = True  # that term, on the sparse actor; never under exact decoding
     # The dense policy that is distilled: after the step's update, or that of the rollout.
     teacher: Literal["new", "old"] = "new"
+    lower: bool = True  # the gate may lower budgets, as gate.lower: what is won becomes speed
 
     @property
     def on(self) -> bool:
@@ -181,8 +182,7 @@ class GateConfig(Record):
         3  # times a bin's budget is raised before it runs dense
     )
     factor: Annotated[float, Field(gt=1, le=8)] = 1.5  # by which a budget is raised
-    # Whether budgets may fall where the tail has slack; None: where the actor is distilled.
-    lower: bool | None = None
+    lower: bool = False  # whether budgets may fall where the tail has slack
     slack: Fraction = 0.04  # lower end this far above target is slack
 
 

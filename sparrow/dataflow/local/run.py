@@ -433,8 +433,8 @@ def _adapter(config: TrainConfig, model: Decoder) -> Adapter:
 
 def gate_config(config: TrainConfig) -> GateConfig:
     """The gate's settings; it may lower budgets where the actor is distilled."""
-    lower = config.gate.lower
-    return config.gate.replace(lower=config.rollout.distill.on if lower is None else lower)
+    distill = config.rollout.distill
+    return config.gate.replace(lower=config.gate.lower or (distill.on and distill.lower))
 
 
 def _reference(config: TrainConfig, model: Decoder, dtype: torch.dtype) -> Decoder | None:
