@@ -177,7 +177,7 @@ def distill(
 ) -> DistillResult:
     """Distil the dense policy into a LoRA adapter of its sparse actor; the model is not changed.
 
-    The adapter is on under sparse attention alone. It is fitted on sequences that the sparse actor
+    The adapter is on in sparse requests alone. It is fitted on sequences that the sparse actor
     wrote under the budget or schedule (or on given texts), until acceptance on held-out prompts
     stops rising. Written: `actor`, the adapter in PEFT's format with its schedule, for calibrate
     and train; distill.json, acceptance by budget and length before and after. An interrupted

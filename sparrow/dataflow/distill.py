@@ -1,13 +1,14 @@
 """`sparrow distill`: fit the adapter of a sparse actor offline, in a folder that can be resumed.
 
-measured.jsonl       sequences of the sparse actor, and acceptance before
-checkpoints/         adapter, moments and looks, after every look
-after/               acceptance with the adapter
-actor/, distill.json the result
+measured.jsonl          sequences of the sparse actor, and acceptance before
+checkpoints/            adapter, moments and looks, after every look
+after/                  acceptance with the adapter
+actor/, distill.json    the result
 """
 
 import hashlib
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -198,23 +199,25 @@ class Distillation:
         return Collector(self.model, prompts, mode, self.config, store, self.progress, actor)
 
     def _sequences(self, collector: Collector) -> tuple[list[Prompt], list[Prompt]]:
-        """What the sparse actor wrote, or what was given, of both parts: first answers."""
+        """What the sparse actor wrote, or what was given; of held-out prompts the first answer."""
         if self.source.mode == "forced":
             return [*self.train], [*self.held_out]
-        written = {
-            one.prompt: Prompt(
-                number=one.prompt,
-                name=f"answer {one.prompt}",
-                ids=tuple(one.ids.tolist()),
-                start=one.prompt_tokens,
-            )
-            for one in collector.measured(self.main, self.source.prompts)
-            if one.sample == 0
-        }
-        train, held_out = (
-            [written[prompt.number] for prompt in part] for part in (self.train, self.held_out)
-        )
-        return train, held_out
+
+        def written(prompts: Sequence[Prompt], samples: int) -> list[Prompt]:
+            answers = collector.measured(self.main, prompts)
+            ordered = sorted(answers, key=lambda one: (one.prompt, one.sample))
+            return [
+                Prompt(
+                    number=one.prompt,
+                    name=f"answer {one.prompt}",
+                    ids=tuple(one.ids.tolist()),
+                    start=one.prompt_tokens,
+                )
+                for one in ordered
+                if one.sample < samples
+            ]
+
+        return written(self.train, self.config.samples), written(self.held_out, 1)
 
     def _measure(
         self, collector: Collector, held_out: list[Prompt]

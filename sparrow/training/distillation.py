@@ -1,6 +1,6 @@
 """Distils the dense policy into a LoRA adapter of the sparse actor; the policy is never touched.
 
-The adapter is on under sparse attention alone. Teacher and student read the same sequences: the
+The adapter is on in sparse requests alone. Teacher and student read the same sequences: the
 teacher densely and without the adapter, the student as sparse decoding would, pages chosen by the
 same rule, with the adapter and with gradients to it. The loss of a token is a divergence of the two
 next-token distributions (`ops.divergence`, or k3 of the sampled tokens), in RL beside the
@@ -173,7 +173,7 @@ class Distiller:
             return None
         states = [teacher.hidden[number] for number in numbers]
         hidden_RC = torch.cat([state for state in states if state is not None])
-        return hidden_RC.to(self.policy.model.device, non_blocking=True), teacher.head_VC
+        return hidden_RC.to(self.policy.model.device), teacher.head_VC
 
     def _reduce_gradients(self) -> None:
         if self.world.size == 1:

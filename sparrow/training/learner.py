@@ -31,7 +31,6 @@ from sparrow.training.policy import (
     TeacherStates,
     full_tensor,
     reshard,
-    to_host,
 )
 from sparrow.training.world import World
 
@@ -123,7 +122,7 @@ class Learner:
                 continue
             scored |= zip(numbers, _split(scores, chosen, states), strict=True)
             if teacher is not None:
-                parts = to_host(scores.hidden_RC).split([sample.learnt for sample in chosen])
+                parts = scores.hidden_RC.cpu().split([sample.learnt for sample in chosen])
                 for number, part in zip(numbers, parts, strict=True):
                     hidden[number] = part
             if on_batch is not None:

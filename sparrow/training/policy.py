@@ -171,14 +171,6 @@ def reshard(policy: Policy) -> None:
         policy.reshard()
 
 
-def to_host(tensor: Tensor) -> Tensor:
-    """Copy to pinned host memory; complete when the stream has come this far."""
-    if not tensor.is_cuda:
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
-
-
 def full_tensor(weight: Tensor) -> Tensor:
     """A weight or moment that may be sharded, in one piece; a collective call on all ranks."""
     full = getattr(weight, "full_tensor", None)

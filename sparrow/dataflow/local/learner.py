@@ -132,7 +132,7 @@ class LearnerSide:
         teacher = batch.teacher
         if teacher is not None:
             teacher = teacher._replace(hidden=[teacher.hidden[number] for number in chosen])
-        return self.distiller.step(
+        update = self.distiller.step(
             [batch.samples[number] for number in chosen],
             schedule,
             rule,
@@ -140,6 +140,11 @@ class LearnerSide:
             teacher=teacher,
             on_batch=lambda done, total: self.callbacks.phase("distillation", done, total),
         )
+        if update.skipped:
+            figures = f"loss {update.loss:g}, gradient {update.gradient:g}"
+            text = f"step {step}: distillation: {figures}: update skipped, adapter unchanged"
+            self.callbacks.event(text, "red")
+        return update
 
     def _references(self, samples: Sequence[TrainSample]) -> tuple[Float32Array, ...] | None:
         """Log-probs of the reference model by learnt token; None without one."""

@@ -247,7 +247,8 @@ def _describe_distillation(config: TrainConfig) -> str:
     if not distill.on:
         return ""
     adapter = f"rank {distill.rank}" if distill.adapter is None else str(distill.adapter)
-    when = f"distilled every {distill.every} steps" if distill.every else "not trained"
+    steps = "step" if distill.every == 1 else f"{distill.every} steps"
+    when = f"distilled every {steps}" if distill.every else "not trained"
     return f" | actor adapter {adapter}, {when} by {distill.divergence}"
 
 

@@ -125,8 +125,8 @@ def test_prompts_are_answered_by_the_sparse_actor(model: Path, tmp_path: Path) -
     """And held-out ones again, with the adapter, by `calibrate` too."""
     task = {"task": "assignments", "length": 100, "max_tokens": 100, "device": "cpu"}
     out = tmp_path / "out"
-    result = sparrow.distill(str(model), **task, out=out, **GIVEN | {"steps": 4})
-    assert result.mode == "generated"
+    result = sparrow.distill(str(model), **task, samples=2, out=out, **GIVEN | {"steps": 4})
+    assert (result.mode, result.trained_on, result.held_out) == ("generated", 16, 4)
     kept = {"budget": [48], "prompts": 4, "layer_groups": 0, "by_layer": False, "skip": 8}
     surface = sparrow.calibrate(str(model), **task, **kept, adapter=out, out=tmp_path / "cal")
     plain = sparrow.calibrate(str(model), **task, **kept, out=tmp_path / "plain")
