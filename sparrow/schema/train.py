@@ -93,8 +93,9 @@ class RolloutDistillConfig(Record):
     divergence: DivergenceKind = "total_variation"  # of the sparse actor from the dense policy
     weight: Weight = 1.0  # lambda: of the divergence, beside the objective's own term
     ppo: bool = True  # that term, on the sparse actor; never under exact decoding
-    # The dense policy that is distilled: after the step's update, or that of the rollout.
-    teacher: Literal["new", "old"] = "new"
+    # The dense policy that is distilled: that of the rollout, whose old log-probs are computed
+    # anyway, or that after the step's update, for one more pass.
+    teacher: Literal["old", "new"] = "old"
     lower: bool = True  # the gate may lower budgets, as gate.lower: what is won becomes speed
 
     @property

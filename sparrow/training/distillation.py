@@ -135,22 +135,23 @@ class Distiller:
         else:
             teacher_RC, teacher_VC = teacher
         student_RC = self.student(pack, starts_B, schedule, rule)
-        head_VC, chunk = policy.head.detach(), policy.chunk
-        options: dict[str, Any] = {"chunk": chunk, "temperature": self.temperature}
+        head_VC, targets_R = policy.head.detach(), pack.targets_R
+        options: dict[str, Any] = {"chunk": policy.chunk, "temperature": self.temperature}
         logprob_R: Tensor | None
-        if self.divergence == "k3":
-            logprob_R = ops.token_stats(student_RC, head_VC, pack.targets_R, **options).logprob
-            with torch.no_grad():
-                wanted = ops.token_stats(teacher_RC, teacher_VC, pack.targets_R, **options)
-            divergence_R = reference_kl(logprob_R, wanted.logprob)
-        else:
-            divergence_R, logprob_R = ops.divergence(
-                *(teacher_RC, student_RC, head_VC),
-                kind=self.divergence,
-                p_head_VC=teacher_VC,
-                targets_T=None if objective is None else pack.targets_R,
-                **options,
-            )
+        with policy.gradient_ops():
+            if self.divergence == "k3":
+                logprob_R = ops.token_stats(student_RC, head_VC, targets_R, **options).logprob
+                with torch.no_grad():
+                    wanted = ops.token_stats(teacher_RC, teacher_VC, targets_R, **options)
+                divergence_R = reference_kl(logprob_R, wanted.logprob)
+            else:
+                divergence_R, logprob_R = ops.divergence(
+                    *(teacher_RC, student_RC, head_VC),
+                    kind=self.divergence,
+                    p_head_VC=teacher_VC,
+                    targets_T=None if objective is None else targets_R,
+                    **options,
+                )
         share_R = by_token(shares, samples).to(device)
         loss = self.weight * (divergence_R * share_R).sum()
         if objective is not None and logprob_R is not None:
