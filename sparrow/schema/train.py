@@ -164,6 +164,9 @@ class BatchConfig(Record):
     tokens: BatchTokens = 16384  # of a micro-batch; a longer sequence is alone
     recompute: bool = True  # activations of a layer are computed again on the way back
     compile: bool | None = None  # torch.compile joins small kernels of a layer; None: on a GPU
+    # Of old log-probs and updates. sparse: as in the rollout, so that the sparse actor is trained
+    # on its own samples; evaluation stays dense.
+    attention: Literal["dense", "sparse"] = "dense"
 
 
 class GateConfig(Record):
@@ -310,6 +313,10 @@ class TrainConfig(Record):
         self.require(enough, "rollout.samples", allowed)
         even = prompts % self.batch.updates == 0
         self.require(even, "batch.updates", f"a divisor of rollout.prompts, {prompts}")
+        if self.batch.attention == "sparse":
+            sparse = self.rollout.sparse and self.rollout.decoding != "exact"
+            self.require(sparse, "batch.attention", "dense, unless rollouts are sparse", "sparse")
+            self.require(not self.rollout.distill.on, "batch.attention", "dense beside an adapter")
         if self.validation.every:
             self._refuse_seen()
 
@@ -337,6 +344,7 @@ class TrainConfig(Record):
 DATA = {
     "algorithm.name",
     "algorithm.reference",
+    "batch.attention",
     "chat.system",
     "data.columns.answer",
     "data.columns.prompt",

@@ -25,7 +25,7 @@ from sparrow.training.batching import rank_batches
 from sparrow.training.objectives.surrogates import Objective, Terms, reference_kl, token_mean
 from sparrow.training.packing import Pack, by_token, join, pack_samples
 from sparrow.training.policy import Policy, TeacherStates, reshard
-from sparrow.training.sparse_attention import sparse_attention
+from sparrow.training.sparse_attention import SparseDecoding
 from sparrow.training.world import World
 
 CLIP = 1.0  # norm of a gradient
@@ -66,12 +66,10 @@ class Distiller:
         self.leaves = [tensor.requires_grad_() for tensor in adapter.tensors().values()]
         self.optimiser = torch.optim.AdamW(self.leaves, lr=rate, weight_decay=0.0)
 
-    def student(self, pack: Pack, starts_B: Tensor, schedule: Schedule, rule: Rule) -> Tensor:
+    def student(self, pack: Pack, schedule: Schedule, rule: Rule) -> Tensor:
         """Hidden states of the sparse actor at the learnt positions, [R, C], with gradients."""
-        spec, dtype = self.policy.model.spec, self.policy.dtype
-        sizes: dict[str, Any] = {"layers": spec.layers, "kv_heads": spec.kv_heads, "dtype": dtype}
-        attention = sparse_attention(pack, starts_B, schedule, rule, **sizes)
-        return self.policy.hidden(pack, attention, self.adapter.to(dtype))
+        attention = self.policy.sparse_attention(pack, SparseDecoding(schedule, rule))
+        return self.policy.hidden(pack, attention, self.adapter.to(self.policy.dtype))
 
     def step(
         self,
@@ -128,13 +126,12 @@ class Distiller:
         """Add the gradient of a micro-batch; return its loss and its sum of divergences."""
         policy, device = self.policy, self.policy.model.device
         pack = pack_samples(samples).to(device)
-        starts_B = torch.tensor([int(np.argmax(sample.loss_mask)) for sample in samples])
         if teacher is None:
             with torch.no_grad():
                 teacher_RC, teacher_VC = policy.hidden(pack), policy.head.detach()
         else:
             teacher_RC, teacher_VC = teacher
-        student_RC = self.student(pack, starts_B, schedule, rule)
+        student_RC = self.student(pack, schedule, rule)
         head_VC, targets_R = policy.head.detach(), pack.targets_R
         options: dict[str, Any] = {"chunk": policy.chunk, "temperature": self.temperature}
         logprob_R: Tensor | None

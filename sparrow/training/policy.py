@@ -20,6 +20,7 @@ from sparrow import ops
 from sparrow.models import Decoder
 from sparrow.models.decoder import Attention, Lora
 from sparrow.training.packing import Pack, packed_attention
+from sparrow.training.sparse_attention import SparseDecoding, sparse_attention
 
 CHUNK_BYTES = 2**30  # of logits at a time on a GPU: enough rows for full speed
 
@@ -68,10 +69,19 @@ class Policy(nn.Module):
         self.recompute, self.compiled = recompute, compiled
         self.sharded = False  # FSDP2 makes the 16-bit copies itself
 
-    def forward(self, pack: Pack, actor: ActorStates | None = None) -> Scores:
-        """Score a pack; with gradients where they are enabled, but none of acceptance."""
+    def forward(
+        self,
+        pack: Pack,
+        actor: ActorStates | None = None,
+        sparse: SparseDecoding | None = None,
+    ) -> Scores:
+        """Score a pack; with gradients where they are enabled, but none of acceptance.
+
+        sparse: as sparse decoding would; None: densely.
+        """
+        attention = None if sparse is None else self.sparse_attention(pack, sparse)
         with self.gradient_ops():
-            hidden_RC, head_VC = self._hidden(pack, None, None), self.head
+            hidden_RC, head_VC = self._hidden(pack, attention, None), self.head
             stats = ops.token_stats(hidden_RC, head_VC, pack.targets_R, chunk=self.chunk)
             alpha_A = None
             if actor is not None:
@@ -90,6 +100,12 @@ class Policy(nn.Module):
         """
         with self.gradient_ops():
             return self._hidden(pack, attention, lora)
+
+    def sparse_attention(self, pack: Pack, sparse: SparseDecoding) -> Attention:
+        """The attention of sparse decoding, for whole sequences."""
+        spec = self.model.spec
+        sizes: dict[str, Any] = {"layers": spec.layers, "kv_heads": spec.kv_heads}
+        return sparse_attention(pack, *sparse, **sizes, dtype=self.dtype)
 
     @property
     def head(self) -> Tensor:

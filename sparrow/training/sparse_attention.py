@@ -10,7 +10,7 @@ Legend of the dimension letters: sparrow/ops/types.py.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,9 +32,15 @@ SCORES = 2**25  # of pages, at a time
 MOST_ROWS = 2**15  # of a kernel's grid
 
 
+class SparseDecoding(NamedTuple):
+    """A schedule, with its rule."""
+
+    schedule: Schedule
+    rule: Rule
+
+
 def sparse_attention(
     pack: Pack,
-    starts_B: Tensor,
     schedule: Schedule,
     rule: Rule,
     *,
@@ -42,10 +48,9 @@ def sparse_attention(
     kv_heads: int,
     dtype: torch.dtype,
 ) -> Attention:
-    """The attention of sparse decoding over a pack.
+    """The attention of sparse decoding over a pack: learnt tokens were sampled under the schedule.
 
-    The first starts[b] tokens of sequence b are its prompt. Later tokens that are not learnt, such
-    as the answers of tools, were read densely too.
+    Others, such as prompts and the answers of tools, were read densely.
     """
     sizes: dict[str, Any] = {"layers": layers, "kv_heads": kv_heads, "schedules": 1}
     table = BudgetTable(**sizes, bins=len(schedule.lengths), device=pack.ids_T.device)
@@ -56,7 +61,7 @@ def sparse_attention(
     drawn = drawn_T.reshape(1, -1, *(1,) * (budgets.ndim - 2))
     definition = PackedSparse(
         bounds=pack.bounds.cpu(),  # read on the host, once
-        dense_B=starts_B.cpu(),
+        dense_B=_prompt_lengths(pack),
         budgets=torch.where(drawn, budgets, DENSE),
         page=schedule.page,
         rule=rule,
@@ -65,6 +70,14 @@ def sparse_attention(
     whole = BLOCK % schedule.page == 0 and BLOCK // schedule.page < BITS
     fast = whole and not isinstance(dense, Packed)
     return FlexSparse.of(definition, dense) if fast else definition
+
+
+def _prompt_lengths(pack: Pack) -> Tensor:
+    """Tokens of each sequence before the first that is learnt, [B], in host memory."""
+    bounds, sources_R = pack.bounds.cpu().long(), pack.sources_R.cpu()
+    first_B = torch.searchsorted(sources_R, bounds[:-1])
+    ends = torch.cat((sources_R + 1, bounds[-1:]))[first_B]  # none is learnt: all are
+    return torch.minimum(ends, bounds[1:]) - bounds[:-1]
 
 
 class _OneLayer(ops.PageCache):

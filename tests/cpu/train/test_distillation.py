@@ -24,7 +24,7 @@ from sparrow.sparse.rule import Rule
 from sparrow.training import sparse_attention
 from sparrow.training.distillation import Distiller
 from sparrow.training.objectives.surrogates import Objective, ppo, token_mean
-from sparrow.training.packing import Pack, pack_samples
+from sparrow.training.packing import pack_samples
 from sparrow.training.policy import Policy, TeacherStates
 
 TOP_P = replace(oracle, mass=0.7)
@@ -57,13 +57,8 @@ def distiller(model: models.Decoder, b_std: float = 0.0, **settings: Any) -> Dis
     return Distiller(Policy(model), adapter, **settings)
 
 
-def packed(samples: list[TrainSample]) -> tuple[Pack, torch.Tensor]:
-    starts = [int(np.argmax(one.loss_mask)) for one in samples]
-    return pack_samples(samples), torch.tensor(starts)
-
-
 def student(made: Distiller, samples: list[TrainSample]) -> torch.Tensor:
-    return made.student(*packed(samples), SCHEDULE, RULE)
+    return made.student(pack_samples(samples), SCHEDULE, RULE)
 
 
 def test_a_zero_adapter_is_the_sparse_actor_of_every_sample(model) -> None:
@@ -83,7 +78,7 @@ def test_tokens_that_were_not_drawn_are_read_densely(model) -> None:
     mask[120:140] = False
     made = distiller(model)
     attention = sparse_attention.sparse_attention(
-        *packed([whole.replace(loss_mask=mask)]),
+        pack_samples([whole.replace(loss_mask=mask)]),
         SCHEDULE,
         RULE,
         layers=model.spec.layers,
@@ -139,7 +134,7 @@ def test_flex_attention_is_the_definition_with_its_gradients(model, flow, monkey
     spec = model.spec
     sizes: dict[str, Any] = {"layers": spec.layers, "kv_heads": spec.kv_heads}
     definition = sparse_attention.sparse_attention(
-        *packed(samples), schedule, rule, **sizes, dtype=torch.float32
+        pack_samples(samples), schedule, rule, **sizes, dtype=torch.float32
     )
     assert isinstance(definition, PackedSparse)
     flex = sparse_attention.FlexSparse.of(definition, definition)
@@ -202,7 +197,7 @@ def test_the_objectives_term_is_that_of_the_sparse_actor(model) -> None:
     objective = Objective(surrogate=ppo, aggregate=token_mean)
     update = made.step(SAMPLES, SCHEDULE, RULE, objective=objective)
     again = distiller(model, b_std=0.02)
-    pack, _ = packed(SAMPLES)
+    pack = pack_samples(SAMPLES)
     hidden = student(again, SAMPLES)
     logprob = ops.token_stats(hidden, model.head, pack.targets_R).logprob
     old = torch.cat([torch.from_numpy(one.rollout_logprob[one.loss_mask]) for one in SAMPLES])
