@@ -47,7 +47,8 @@ from sparrow.training.policy import Policy
 
 RESULT, AFTER, REFRESH = "distill.json", "after", "refresh"
 LAST_RATE = 0.1  # of the rate, at the last step
-SHOWN = ("rank", "rate", "divergence", "steps", "batch", "refresh", "attention", "seed")
+FITTED = ("rank", "rate", "divergence", "steps", "batch", "refresh")
+SHOWN = (*FITTED, "attention", "temperature", "seed")
 
 
 def distill(
