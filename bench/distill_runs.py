@@ -96,7 +96,7 @@ def smollm2(args: argparse.Namespace, place: Path) -> None:
 
 def plan(args: argparse.Namespace, place: Path) -> None:
     actor = args.out / "small" / "tv-refresh"
-    model, length, prompts = ("tiny", 100, 4) if args.quick else ("small-rl", 4000, 64)
+    model, length, prompts = ("tiny", 100, 8) if args.quick else ("small-rl", 4000, 64)
     budgets = (64, 96) if args.quick else (128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536)
     base = ["calibrate", model, "--task", "assignments", "--length", length, "-n", prompts]
     base += ["--skip", 2000, *repeated("--budget", budgets), "--bin", 512, "--layer-groups", 0]
