@@ -96,6 +96,11 @@ class AsyncEngine:
         finally:
             added.add_done_callback(self._forget)
 
+    def abort(self, request: int, sample: int | None = None) -> None:
+        """Abort a request, or one sample of it, whose completion then comes as it is."""
+        with suppress(RuntimeError):  # the engine has ended, and the request with it
+            self._submit(lambda: self._engine.abort(request, sample))
+
     async def run(self, work: Callable[[Engine], T]) -> T:
         """Run a function of the engine between steps: update weights, reschedule, sleep."""
         self._require_own_loop()
@@ -137,9 +142,10 @@ class AsyncEngine:
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # a thread starts on the first one
             while self._run_commands():
-                for output in self._engine.step():
-                    if (listener := self._listeners.get(output.request)) is not None:
-                        self._deliver(listener, output)
+                listeners = self._listeners
+                outputs = self._engine.step()
+                due = [(listeners[o.request], o) for o in outputs if o.request in listeners]
+                self._deliver(due)
         except BaseException as error:  # of a thread: handed to whoever waits, or it is lost
             self._failure = error
         finally:
@@ -159,9 +165,16 @@ class AsyncEngine:
                     future.set_exception(error)
         return True
 
-    def _deliver(self, listener: Listener, output: Output | BaseException) -> None:
-        with suppress(RuntimeError):  # the caller's event loop has been closed
-            self._loop.call_soon_threadsafe(listener.put_nowait, output)
+    def _deliver(self, outputs: Sequence[tuple[Listener, Output | BaseException]]) -> None:
+        """Hand outputs over to the event loop: one call of it a step, however many there are."""
+
+        def deliver() -> None:
+            for listener, output in outputs:
+                listener.put_nowait(output)
+
+        if outputs:
+            with suppress(RuntimeError):  # the caller's event loop has been closed
+                self._loop.call_soon_threadsafe(deliver)
 
     def _close(self) -> None:
         """Abort all requests and refuse queued commands, so that no caller waits for ever."""
@@ -172,8 +185,7 @@ class AsyncEngine:
             command = self._commands.get()
             if command is not None and command[1].set_running_or_notify_cancel():
                 command[1].set_exception(gone)
-        for listener in self._listeners.values():
-            self._deliver(listener, gone)
+        self._deliver([(listener, gone) for listener in self._listeners.values()])
         self._listeners.clear()
         self._engine.loop.abandon(list(self._engine.loop.requests))
         self._engine.owned = False

@@ -322,9 +322,12 @@ class Engine:
             self._follow_actor(request, restart=False)
         return [request.id for request in chosen]
 
-    def abort(self, request: int) -> None:
-        """Abort a request; its samples are returned as they are. Finished ones are ignored."""
-        self.loop.abort(request)
+    def abort(self, request: int, sample: int | None = None) -> None:
+        """Abort a request, or one sample of it; samples are returned as they are.
+
+        Finished ones are ignored.
+        """
+        self.loop.abort(request, sample)
 
     def step(self) -> list[Output]:
         """Run the next step; return the tokens and completions that are available by then."""

@@ -4,8 +4,8 @@ On a GPU results are read one step late, while the next step runs: the device ne
 host to go on, and the host learns a step later that a sample has ended.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from sparrow.engine.requests import Request, Sample
 from sparrow.engine.runner import Delivery, Runner, VerifyDelivery
@@ -18,8 +18,9 @@ from sparrow.sparse.rule import Rule
 class Output(NamedTuple):
     """Output of a step for one sample: tokens, and the completion if it has ended.
 
-    Where `restarts` is higher than before, the sample began anew: earlier tokens are void. Of a
-    request that is not streamed a sample has one output, at its end.
+    logprobs are those of the tokens, top the ids and log-probs of the most likely ones, if asked
+    for. Where `restarts` is higher than before, the sample began anew: earlier tokens are void. Of
+    a request that is not streamed a sample has one output, at its end.
     """
 
     request: int
@@ -27,6 +28,8 @@ class Output(NamedTuple):
     tokens: list[int]
     completion: Completion | None
     restarts: int = 0
+    logprobs: Sequence[float] = ()
+    top: Sequence[tuple[Any, Any]] = ()
 
 
 class Loop:
@@ -50,12 +53,12 @@ class Loop:
         self.requests[request.id] = request
         self.scheduler.waiting.append(request)
 
-    def abort(self, number: int) -> None:
+    def abort(self, number: int, sample: int | None = None) -> None:
         if number in self.requests:
-            for sample in self.requests[number].samples:
-                if sample.live:
-                    sample.finish = "abort"
-                    self._end(sample, [])
+            for one in self.requests[number].samples:
+                if one.live and sample in (None, one.number):
+                    one.finish = "abort"
+                    self._end(one, [])
 
     def abandon(self, numbers: Iterable[int]) -> None:
         """Drop requests whose caller has gone."""
@@ -124,8 +127,17 @@ class Loop:
             self.requests.pop(sample.request.id, None)
 
     def _emit(self, sample: Sample, tokens: list[int], completion: Completion | None) -> None:
-        number = sample.request.id
-        self.outputs.append(Output(number, sample.number, tokens, completion, sample.restarts))
+        count = len(sample.tokens) - len(tokens)
+        output = Output(
+            request=sample.request.id,
+            sample=sample.number,
+            tokens=tokens,
+            completion=completion,
+            restarts=sample.restarts,
+            logprobs=sample.logprobs[count:],
+            top=sample.top[count:],
+        )
+        self.outputs.append(output)
 
 
 def _launch(work: Work, runner: Runner, version: int) -> list[Delivery]:
