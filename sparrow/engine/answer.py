@@ -15,6 +15,7 @@ from sparrow.engine.engine import Engine, describe_model, describe_ops
 from sparrow.engine.language import Language
 from sparrow.engine.loop import Output
 from sparrow.engine.pool import PAGE
+from sparrow.engine.text import Detokenizer
 from sparrow.models import Decoder, load, load_tokenizer, provenance
 from sparrow.schema.base import to_dict
 from sparrow.schema.common import DecodingConfig, GenerateConfig
@@ -128,47 +129,19 @@ def _complete(
     engine: Engine, queries: Sequence[Query], language: Language, on_text: OnText | None
 ) -> Completions:
     """Run the queries to their end; return the completions with their text, query by query."""
-    stream = _Stream(language.decode, on_text or (lambda row, piece: None))
+    texts: dict[int, Detokenizer] = defaultdict(lambda: Detokenizer(language.decode))
     done: dict[tuple[int, int], Completion] = {}
     for number, output in outputs(engine, queries, streamed=on_text is not None):
-        stream.take(number * queries[number].params.n + output.sample, output.tokens)
+        row = number * queries[number].params.n + output.sample
+        if on_text is not None:
+            piece = texts[row].feed(output.tokens)
+            piece += texts[row].finish() if output.completion is not None else ""
+            if piece:
+                on_text(row, piece)
         if output.completion is not None:
             text = language.decode(output.completion.token_ids.tolist())
             done[number, output.sample] = output.completion.replace(text=text)
-    stream.finish()
     return Completions(done[key] for key in sorted(done))
-
-
-class _Stream:
-    """Streaming detokenizer: a piece is held back while a character is incomplete.
-
-    A piece is the difference that new tokens make to the text of a short window before them.
-    """
-
-    def __init__(self, decode: Callable[[list[int]], str], on_text: OnText) -> None:
-        self.decode, self.on_text = decode, on_text
-        self.held: dict[int, list[int]] = defaultdict(list)
-        self.window: dict[int, list[int]] = defaultdict(list)
-
-    def take(self, row: int, tokens: Sequence[int]) -> None:
-        self.held[row] += tokens
-        piece = self._piece(row)
-        if piece and not piece.endswith("\N{REPLACEMENT CHARACTER}"):
-            self._show(row, piece)
-
-    def finish(self) -> None:
-        """Emit what is still held back."""
-        for row in self.held:
-            if piece := self._piece(row):
-                self._show(row, piece)
-
-    def _piece(self, row: int) -> str:
-        before = self.decode(self.window[row])
-        return self.decode(self.window[row] + self.held[row])[len(before) :]
-
-    def _show(self, row: int, piece: str) -> None:
-        self.on_text(row, piece)
-        self.window[row], self.held[row] = self.held[row], []
 
 
 class ResolvedDecoding(NamedTuple):

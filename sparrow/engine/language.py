@@ -9,7 +9,7 @@ from sparrow.models import Decoder, load_tokenizer
 from sparrow.models.tokenizer import library_errors
 from sparrow.schema.common import ChatConfig
 
-Message = Mapping[str, str]  # role and content
+Message = Mapping[str, Any]  # role, content, and what else its chat template reads
 ANSWER = "<the answer of the assistant>"  # stands in a rendered chat for what was sampled
 RESERVED = ("messages", "add_generation_prompt", "tools", "documents")  # of the chat template
 NO_CHAT = ChatConfig()
@@ -30,13 +30,20 @@ class Language:
             raise TypeError("a model without a source has no tokenizer: give prompts as token ids")
         return cls(load_tokenizer(model.source), str(model.source), chat or ChatConfig())
 
-    def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
+    def encode(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        raw: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """Encode a prompt up to where the answer begins.
 
-        A text is a user message if there is a chat template. raw: the text as it is.
+        A text is a user message if there is a chat template. raw: the text as it is. tools: those
+        that a chat offers, in OpenAI's form.
         """
         if not isinstance(prompt, str):
-            return self.encode_text(self._render(prompt))
+            return self.encode_text(self._render(prompt, tools))
         if not prompt:
             raise ValueError("the prompt is empty")
         try:
@@ -76,7 +83,9 @@ class Language:
         """Return the text of token ids, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
         """Return the text of a chat up to where the answer begins."""
         if self.tokenizer.chat_template is None:
             raise ValueError(f"{self.model} has no chat template, so it cannot read chat messages")
@@ -85,20 +94,25 @@ class Language:
             system = None  # the chat has its own
         if system is not None:
             chat.insert(0, {"role": "system", "content": system})
-        self._check_arguments()
+        if reserved := [name for name in self.chat.template if name in RESERVED]:
+            raise ValueError(f"{self.model}: {reserved[0]!r} is no argument of chat.template")
+        self._check_arguments(list(self.chat.template))
         settings: dict[str, Any] = {**self.chat.template, "add_generation_prompt": True}
+        if tools:
+            self._check_arguments(("tools",))
+            settings["tools"] = [dict(tool) for tool in tools]
         with library_errors(f"{self.model}: bad chat template, or one that refuses these messages"):
             text = str(self.tokenizer.apply_chat_template(chat, tokenize=False, **settings))
         if system is not None and system.strip() not in text:
             raise ValueError(f"{self.model}: the chat template ignores chat.system")
         return text
 
-    def _check_arguments(self) -> None:
-        """Refuse arguments that the chat template does not mention, or that are reserved."""
+    def _check_arguments(self, names: Sequence[str]) -> None:
+        """Refuse arguments that the chat template does not mention."""
         template = self.tokenizer.chat_template
         text = "\n".join(template.values()) if isinstance(template, dict) else template
-        for name in self.chat.template:
-            if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", text):
+        for name in names:
+            if not re.search(rf"\b{re.escape(name)}\b", text):
                 raise ValueError(f"{self.model}: no argument {name!r} in its chat template")
 
     def _token_ids(self, text: str, **options: bool) -> list[int]:

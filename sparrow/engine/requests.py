@@ -99,6 +99,7 @@ class Request:
     streamed: bool = True  # whether tokens are returned as they are drawn, not completions alone
     decode: Callable[[list[int]], str] | None = None  # token ids to text; None: text is not wanted
     schedule_slot: int = 0
+    cached: int = 0  # tokens of its prompt that pages of earlier prompts held
     context: Context = field(default_factory=Context)
     logits_V: Tensor | None = None  # after the prompt; None until it is computed
     hidden_C: Tensor | None = None
@@ -314,6 +315,7 @@ class Sample:
             swaps=self.swaps,
             restarts=self.restarts,
             recomputed=tuple(self.recomputed),
+            cached_tokens=request.cached,
             speculation=self._speculation(),
         )
 

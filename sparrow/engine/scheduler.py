@@ -352,6 +352,8 @@ class Scheduler:
         shared = min(len(cached) * page, most) // self.policy.quantum * self.policy.quantum
         owner.context.pages = cached[: shared // page]
         owner.context.computed = shared
+        if owner is owner.request:
+            owner.request.cached = shared
         self.pool.share(owner.context.pages)
 
     def _start_samples(self, request: Request, work: Work) -> None:

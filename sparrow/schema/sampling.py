@@ -140,6 +140,7 @@ class Completion(Record):
     swaps: int = 0  # how often it was moved to host memory and back
     restarts: int = 0  # how often it was restarted because weights changed
     recomputed: tuple[int, ...] = ()
+    cached_tokens: int = 0  # of the prompt: pages of earlier prompts held their keys and values
     speculation: SpeculationStats | None = None  # of exact decoding
     text: str | None = None
     error: str | None = None  # present exactly if finish_reason is "error"
