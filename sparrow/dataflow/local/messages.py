@@ -57,6 +57,7 @@ class RolloutBatch(Record):
     uninformative: int = 0  # groups that dynamic sampling left out
     watched: tuple[Trajectory, ...] = ()  # of those: with hidden states, for the gate alone
     acc: float | None = None  # over all answers, those left out included
+    outcomes: dict[str, float] = {}  # noqa: RUF012 (pydantic copies it); shares, over the same
     rounds: int = 1
     verdicts: dict[str, int] = {}  # noqa: RUF012 (pydantic copies it); counts by kind
     fault: str = ""  # why a verdict failed, where one did

@@ -58,6 +58,7 @@ def _rollout(trajectories: Sequence[Trajectory], rollouts: RolloutBatch) -> Metr
     }
     if rollouts.acc is not None:
         metrics["critic/acc/played"] = rollouts.acc
+    metrics |= {f"critic/outcome/{name}": share for name, share in rollouts.outcomes.items()}
     if not trajectories:
         return metrics
     rewards = np.array([t.reward for t in trajectories], dtype=float)

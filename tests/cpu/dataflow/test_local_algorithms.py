@@ -155,6 +155,9 @@ def test_dynamic_sampling_leaves_out_what_is_all_right_and_refills(
     assert found["data/groups"] == 2
     assert found["critic/acc/mean"] == 0.5
     assert found["critic/acc/played"] == 0.8, "three of five groups are all right"
+    shares = [found[f"critic/outcome/{name}"] for name in ("right", "cut_off", "wrong")]
+    assert shares[0] == 0.8
+    assert sum(shares) == pytest.approx(1)
     assert run.ledger.position == 5
     ids = [group.prompt_id for group in read_rollouts(tmp_path / "run", 0)]
     assert ids == [f"assignments-100-{FIRST + n}" for n in (3, 4)]

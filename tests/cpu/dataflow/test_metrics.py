@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from sparrow.dataflow.local.metrics import _tail_of_step, validation_metrics
-from sparrow.schema.evaluation import Estimate, Evaluation, EvaluationCell
+from sparrow.schema.evaluation import (
+    Estimate,
+    Evaluation,
+    EvaluationCell,
+    outcome,
+    outcome_shares,
+)
 from sparrow.schema.gate import AcceptanceReading, BinCheck, Figures, GateCheck
 
 NONE = dict.fromkeys(("p01", "p05", "low", "high", "p50", "mean", "estimate"))
@@ -58,6 +64,14 @@ def test_bins_are_those_of_the_look_and_need_a_hundred_tokens() -> None:
     figures = {"p05": 0.9, "p0_1": 0.9, "hard_misses": 0.0, "uncertain": 0.0}
     assert sure == pytest.approx({f"sparse/step/{name}": value for name, value in figures.items()})
     assert _tail_of_step([], look(0)) == _tail_of_step([reading(0, [], [])], look(0)) == {}
+
+
+def test_outcomes_are_three_and_add_up_to_one() -> None:
+    """A right answer at the limit is right; part of the accuracy is not right."""
+    answers = [(1.0, False), (1.0, True), (0.5, True), (0.9, False), (0.0, False)]
+    found = outcome_shares([outcome(*answer) for answer in answers])
+    assert found == {"right": 0.4, "cut_off": 0.2, "wrong": 0.4}
+    assert outcome_shares([]) == {}
 
 
 def test_held_out_accuracy() -> None:
