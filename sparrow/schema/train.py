@@ -15,6 +15,7 @@ from sparrow.schema.types import (
     FolderName,
     Fraction,
     Gib,
+    HardMisses,
     Name,
     Rate,
     RateOrZero,
@@ -166,10 +167,12 @@ class BatchConfig(Record):
 
 
 class GateConfig(Record):
-    """The gate on p05 of acceptance by length."""
+    """The gate on p05 of acceptance, and on hard misses, by length."""
 
     mode: Literal["off", "warn", "act"] = "act"
     target: Fraction = 0.86
+    # Most hard misses per 1000 tokens, a second bound beside the target; None: not bounded.
+    hard_misses: HardMisses | None = None
     sample: Count = 8  # trajectories a step whose acceptance is measured exactly
     window: Count = 8  # steps that are looked at together
     bin: Tokens | None = (
@@ -177,7 +180,7 @@ class GateConfig(Record):
     )
     least: Annotated[int, Field(ge=1, le=10**9)] = 400  # tokens in a bin before it is judged
     prompts: Annotated[int, Field(ge=2, le=2**16)] = 8  # and prompts
-    patience: Count = 3  # looks with p05 below target before action, unless surely below
+    patience: Count = 3  # looks with a violated bound before action, unless it is surely violated
     raises: Annotated[int, Field(ge=0, le=1000)] = (
         3  # times a bin's budget is raised before it runs dense
     )
