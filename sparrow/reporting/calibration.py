@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from sparrow.reporting import page
+from sparrow.schema.evaluation import Estimate
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_folder import RunFolder
 from sparrow.schema.schedule import DENSE, Schedule
@@ -158,7 +159,9 @@ def plan_table(
 ) -> page.Table:
     """Budgets by length with planned p05 and, where it was checked, measured p05."""
     checks = {bin.start: format_p05(bin.p05, bin.low, bin.high) for bin in plan.check or check}
-    columns = ["length", "kept", "p05 planned on", "KV read"]
+    measured = any(bin.hard_misses for bin in plan.bins)
+    columns = ["length", "kept", "p05 planned on"]
+    columns += ["hard misses per 1000"] * measured + ["KV read"]
     columns += ["p05 on new prompts"] if checks else []
     rows = []
     for bin in plan.bins:
@@ -166,10 +169,14 @@ def plan_table(
             f"{bin.start} {'on' if bin.stop is None else f'to {bin.stop}'}",
             "all" if bin.budget is None or bin.budget >= DENSE else str(bin.budget),
             format_p05(bin.p05, bin.low, bin.high),
+            *[format_rate(bin.hard_misses)] * measured,
             f"{min(1.0, bin.kept_share):.0%}",  # whole pages can be a little more than all
         ]
         rows.append(row + ([checks.get(bin.start, page.NOT_MEASURED)] if checks else []))
     say = f"Planned for p05 at {plan.target:g}, by {_bound_name(plan)}."
+    if plan.hard_misses is not None:
+        end = "the upper end of their interval" if plan.by == "low" else "the estimate itself"
+        say += f" Hard misses at most {plan.hard_misses:g} per 1000 tokens, by {end}."
     return page.Table(key=key, title=title, columns=columns, rows=rows, say=say)
 
 
@@ -181,6 +188,13 @@ def format_p05(p05: float | None, low: float | None, high: float | None) -> str:
     """Format p05, with its interval where it is known."""
     interval = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
     return page.NOT_MEASURED if p05 is None else f"{p05:.3f}{interval}"
+
+
+def format_rate(rate: Estimate | None) -> str:
+    """Format a rate per 1000 tokens, with its interval."""
+    if rate is None:
+        return page.NOT_MEASURED
+    return f"{rate.value:.2f} [{rate.low:.2f}, {rate.high:.2f}]"
 
 
 # Figures of a surface.

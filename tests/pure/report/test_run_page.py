@@ -16,6 +16,7 @@ from sparrow.reporting.render import html
 from sparrow.reporting.run_page import difference, make_page
 from sparrow.reporting.training import verdict
 from sparrow.schema.common import ReportConfig
+from sparrow.schema.evaluation import Estimate
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_folder import HeldOut, read_run, read_runs
 
@@ -201,6 +202,12 @@ def test_a_schedule_and_its_plan(run: Path, tmp_path: Path) -> None:
         ["96 to 192", "96", "0.900 [0.880, 0.920]", "70%"],
         ["192 on", "all", "-", "100%"],
     ]
+    bounded = PlanFile.load(folder / "plan.json").replace(hard_misses=5.0)
+    rate = Estimate(value=2.0, low=1.0, high=4.5)
+    bins = [bounded.bins[0].replace(hard_misses=rate), *bounded.bins[1:]]
+    table = plan_table(bounded.replace(bins=bins))
+    assert [row[3] for row in table.rows] == ["2.00 [1.00, 4.50]", "-", "-"]
+    assert "at most 5 per 1000" in table.say
     add_settings(run, "[rollout]\nmax_prompt = 64\nmax_tokens = 336\n")
     kept, _ = chart(make_page([run]), "kept-tokens").lines
     assert kept.points[-1] == (400, 400)  # to where answers end; the last bin keeps everything
