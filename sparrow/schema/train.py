@@ -161,6 +161,8 @@ class BatchConfig(Record):
     """Optimiser steps and micro-batches of a training step."""
 
     updates: Count = 1  # optimiser steps, each on a share of the prompts
+    # Trajectories a step on which KL(new || old) is measured after its updates; 0: none.
+    kl_sample: Annotated[int, Field(ge=0, le=2**16)] = 8
     tokens: BatchTokens = 16384  # of a micro-batch; a longer sequence is alone
     recompute: bool = True  # activations of a layer are computed again on the way back
     compile: bool | None = None  # torch.compile joins small kernels of a layer; None: on a GPU

@@ -19,7 +19,7 @@ from sparrow.schema.episode import Group, TrainSample, Trajectory
 from sparrow.schema.gate import AcceptanceReading, RatioEstimate
 from sparrow.schema.train import TrainConfig
 from sparrow.training.distillation import Distiller, DistillUpdate
-from sparrow.training.learner import Learner, SampleScores, UpdateStats
+from sparrow.training.learner import Learner, PolicySnapshot, SampleScores, UpdateStats
 from sparrow.training.objectives.advantages import Rewards
 from sparrow.training.objectives.algorithms import Algorithm
 from sparrow.training.objectives.corrections import combine, diagnose
@@ -111,6 +111,22 @@ class LearnerSide:
             for share in shares
             if (numbers := [n for n, group in enumerate(batch.groups) if group in share])
         ]
+
+    def snapshot(self, batch: LearnerBatch) -> PolicySnapshot | None:
+        """The policy before the update, on batch.kl_sample samples spread over the prompts."""
+        samples = [sample for sample in batch.samples if sample.learnt]
+        count = min(self.config.batch.kl_sample, len(samples))
+        if not count:
+            return None
+        self.callbacks.phase("KL of the update")
+        return self.learner.snapshot([samples[n * len(samples) // count] for n in range(count)])
+
+    def kl(self, old: PolicySnapshot | None) -> float | None:
+        """KL(new || old) of the step's updates, in nats a token; None if it is not measured."""
+        if old is None:
+            return None
+        self.callbacks.phase("KL of the update")
+        return self.learner.kl(old)
 
     def distill(
         self, batch: LearnerBatch, decoding: ResolvedDecoding, step: int

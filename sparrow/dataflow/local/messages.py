@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from sparrow.schema.base import Float32Array, Record
 from sparrow.schema.episode import Group, TrainSample, Trajectory
 from sparrow.schema.gate import AcceptanceReading, RatioEstimate
@@ -86,6 +88,12 @@ class LearnerBatch:
     mismatch: dict[str, float] = field(default_factory=dict)
     teacher: TeacherStates | None = None  # of this dense pass, if distillation wants it
     broken: bool = False  # the dense pass gave values that are not finite
+
+    @property
+    def entropy(self) -> float | None:
+        """Mean entropy of the policy over the learnt tokens, in nats; None without tokens."""
+        tokens = np.concatenate([np.zeros(0), *(scores.entropy for scores in self.scores)])
+        return float(tokens.mean()) if len(tokens) else None
 
 
 # Callbacks.

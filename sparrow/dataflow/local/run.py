@@ -508,7 +508,7 @@ def _identity(
             "data": {"workers", "deadline", "memory_gib"},
             "rollout": dict.fromkeys(("max_running", "kv_gib", "sleep"), True)
             | {"attention": {"schedule"}},  # its content counts, not its path
-            "batch": {"tokens", "recompute", "compile"},
+            "batch": {"tokens", "recompute", "compile", "kl_sample"},
             "gate": set(GateConfig.model_fields) - {"bin"},
             "optimiser": {"rate"},
         },
