@@ -22,6 +22,10 @@ After a change the windows of all bins with another budget start anew, as their 
 to budgets that are gone. So do those of later dense bins: their tokens read keys and values that
 the changed bin wrote, and a stop must not rest on what has just been changed.
 
+Stop rules on the policy, both off by default, judge each step after its updates: KL(new || old)
+above `max_kl`, or the entropy more than `entropy_factor` above or below the mean of the first
+`window` steps. At `patience` steps in a row they stop the run.
+
 In mode `warn` nothing changes and there is one warning per window and bin; in mode `off` nothing is
 concluded. Everything follows from what was observed, in its order: bootstrap seeds come from step
 and bin, and `state` holds the rest.
@@ -30,8 +34,8 @@ and bin, and `state` holds the rest.
 import base64
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +49,7 @@ from sparrow.schema.gate import (
     Figures,
     GateCheck,
     Kind,
+    PolicyAction,
     RatioEstimate,
     State,
 )
@@ -128,6 +133,16 @@ class BinWindow:
         return cls(**(state | {"samples": samples, "sums": sums}))
 
 
+@dataclass(slots=True, kw_only=True)
+class PolicyWindow:
+    """Entropies of the first steps, and steps in a row beyond a stop rule."""
+
+    first_step: int | None = None
+    entropies: list[float] = field(default_factory=list)
+    beyond: dict[str, int] = field(default_factory=dict)
+    warned: dict[str, int] = field(default_factory=dict)  # step of the last warning
+
+
 def figures(windows: Sequence[BinWindow], seed: int) -> Figures:
     """Statistics over the windows of some bins together, those of the tail with intervals."""
     by_prompt: dict[str, list[BinSample]] = {}  # of whichever steps, in order of appearance
@@ -190,6 +205,7 @@ class Gate:
             schedule, width=config.bin, longest=longest, mass=mass
         )
         self._windows = [BinWindow() for _ in self._bins.starts]
+        self._policy = PolicyWindow()
         self._step = -1
 
     def observe(
@@ -228,6 +244,60 @@ class Gate:
             actions=tuple(self._answers(bins)),  # last: it changes budgets and windows
         )
 
+    def judge_policy(
+        self, look: GateCheck, *, entropy: float | None, kl: float | None
+    ) -> GateCheck:
+        """Add the stop rules' actions to the check of a step; figures that are None are unknown."""
+        policy, config = self._policy, self.config
+        mean = sum(policy.entropies) / max(1, len(policy.entropies))
+        begun = len(policy.entropies) >= config.window
+        if entropy is not None and not begun:
+            policy.first_step = self._step if policy.first_step is None else policy.first_step
+            policy.entropies.append(entropy)
+        actions = []
+        if config.max_kl is not None and kl is not None:
+            text = f"KL(new || old) of the update is {kl:.4g} nats a token, above {config.max_kl:g}"
+            inside = kl <= config.max_kl
+            actions += self._judge_rule("kl", kl, config.max_kl, inside=inside, text=text)
+        if config.entropy_factor is not None and entropy is not None and begun:
+            factor, first = config.entropy_factor, policy.first_step
+            text = (
+                f"entropy is {entropy:.4g} nats, more than {factor:g} times above or below the "
+                f"{mean:.4g} of the {len(policy.entropies)} steps from {first} on"
+            )
+            inside = mean / factor <= entropy <= mean * factor
+            actions += self._judge_rule("entropy", entropy, factor, inside=inside, text=text)
+        return look.replace(actions=(*look.actions, *actions))
+
+    def _judge_rule(
+        self,
+        metric: Literal["entropy", "kl"],
+        value: float,
+        bound: float,
+        *,
+        inside: bool,
+        text: str,
+    ) -> list[PolicyAction]:
+        policy, mode = self._policy, self.config.mode
+        policy.beyond[metric] = 0 if inside or mode == "off" else policy.beyond.get(metric, 0) + 1
+        if policy.beyond[metric] < self.config.patience:
+            return []
+        warned = policy.warned.get(metric)
+        if mode == "warn" and warned is not None and self._step - warned < self.config.window:
+            return []
+        policy.warned[metric] = self._step
+        done = "training stops" if mode == "act" else "the gate only warns"
+        return [
+            PolicyAction(
+                step=self._step,
+                kind="stop" if mode == "act" else "warn",
+                metric=metric,
+                value=value if math.isfinite(value) else None,
+                bound=bound,
+                reason=f"{text}, at {policy.beyond[metric]} steps in a row: {done}",
+            )
+        ]
+
     def state(self) -> dict[str, Any]:
         """All that later checks depend on, as plain data for JSON."""
         return {
@@ -237,6 +307,7 @@ class Gate:
             "starts": list(self._bins.starts),
             "schedule": None if self.schedule is None else to_dict(self.schedule),
             "watches": [window.state() for window in self._windows],
+            "policy": asdict(self._policy),
         }
 
     @classmethod
@@ -248,6 +319,7 @@ class Gate:
         if starts != state["starts"]:
             raise ValueError(f"gate.bin: bins start at {starts}, saved ones at {state['starts']}")
         gate._windows = [BinWindow.restore(window) for window in state["watches"]]
+        gate._policy = PolicyWindow(**state.get("policy", {}))  # older versions have none
         gate._step = state["step"]
         return gate
 

@@ -103,6 +103,17 @@ class Action(Record):
     reason: str  # one sentence, with the figures
 
 
+class PolicyAction(Record):
+    """A stop or warning by a rule on entropy or KL(new || old), with its reason."""
+
+    step: int
+    kind: Literal["stop", "warn"]
+    metric: Literal["entropy", "kl"]
+    value: float | None  # None: not finite
+    bound: float  # gate.max_kl, or gate.entropy_factor
+    reason: str
+
+
 class GateCheck(Record):
     """Statistics and actions of the gate after a step."""
 
@@ -112,7 +123,7 @@ class GateCheck(Record):
     bins: tuple[BinCheck, ...]
     overall: Figures  # of all bins' windows together
     budget: float | None  # mean of min(budget, length) over this step's tokens; None: no tokens
-    actions: tuple[Action, ...]
+    actions: tuple[Action | PolicyAction, ...]
 
 
 def metrics(look: GateCheck) -> dict[str, float]:

@@ -189,6 +189,11 @@ class GateConfig(Record):
     factor: Annotated[float, Field(gt=1, le=8)] = 1.5  # by which a budget is raised
     lower: bool = False  # whether budgets may fall where the tail has slack
     slack: Fraction = 0.04  # lower end this far above target is slack
+    # Stop rules on the policy, at `patience` steps in a row; None: off.
+    # KL(new || old) of a step's updates, in nats a token.
+    max_kl: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    # By which the entropy may be above or below its mean over the first `window` steps.
+    entropy_factor: Annotated[float, Field(gt=1, le=1e6)] | None = None
 
 
 class ValidationConfig(Record):
@@ -314,6 +319,8 @@ class TrainConfig(Record):
         self.require(enough, "rollout.samples", allowed)
         even = prompts % self.batch.updates == 0
         self.require(even, "batch.updates", f"a divisor of rollout.prompts, {prompts}")
+        measured = self.gate.max_kl is None or self.batch.kl_sample
+        self.require(measured, "batch.kl_sample", "1 or more with gate.max_kl")
         if self.validation.every:
             self._refuse_seen()
 

@@ -71,6 +71,7 @@ def step(run: Run) -> None:
         batch = run.learner.score(rollouts)
         look = run.gate.observe(run.step, batch.readings, batch.estimates)
     updates, kl = _update(run, batch, clock)
+    look = run.gate.judge_policy(look, entropy=batch.entropy, kl=kl)
     distilled = None
     if run.learner.distiller is not None:
         with clock("distill"):

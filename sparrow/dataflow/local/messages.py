@@ -28,7 +28,7 @@ FAILED = ("timeouts", "crashes", "errors")  # kinds of failed verdicts
 
 
 class GateStop(Exception):
-    """The gate found a tail that no budget can repair. The message says where, and by how much."""
+    """The gate found a tail that no budget can repair, or a stop rule was broken; see its text."""
 
 
 class Diverged(Exception):

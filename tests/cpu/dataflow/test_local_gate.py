@@ -11,6 +11,7 @@ from support.training import SPARSE, config, lines, metrics, model_folder, train
 
 from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.dataflow.local.ledger import Ledger
+from sparrow.dataflow.local.messages import GateStop
 from sparrow.schema.loading import save_resolved
 from sparrow.training.learner import Learner, SampleScores
 
@@ -120,6 +121,23 @@ def test_a_stop_of_an_older_version_still_holds(model: Path, tmp_path: Path) -> 
         ledger.refuse_stopped()
     ledger.config = config(model, tmp_path / "run", gate={**WATCH, "hard_misses": 5.0})
     ledger.refuse_stopped()
+
+
+def test_a_run_whose_updates_go_too_far_stops(model: Path, tmp_path: Path) -> None:
+    gate = {"mode": "act", "target": 0.01, "max_kl": 1e-9, "patience": 2}
+    chosen = config(model, tmp_path / "run", gate=gate)
+    with pytest.raises(GateStop, match="KL"):
+        trained(chosen)
+    (action,) = lines(tmp_path / "run" / "actions.jsonl")
+    found = metrics(tmp_path / "run")
+    assert (action["step"], action["kind"], action["metric"]) == (1, "stop", "kl")
+    assert action["value"] == found[1]["actor/kl_new_old"] > 1e-9
+    with pytest.raises(ValueError, match="the gate stopped this run"):
+        trained(chosen)
+    trained(config(model, tmp_path / "run", gate=gate | {"max_kl": 1e3}))
+    assert len(metrics(tmp_path / "run")) == 4
+    with pytest.raises(ValueError, match="kl_sample"):
+        config(model, tmp_path / "run", gate=gate, batch={"kl_sample": 0})
 
 
 def test_hard_misses_raise_budgets_in_a_run(

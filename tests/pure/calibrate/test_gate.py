@@ -370,6 +370,52 @@ def test_states_of_older_versions_are_restored() -> None:
     assert (look.bins[2].tokens, look.bins[2].hard_misses) == (800, None)
 
 
+# Stop rules on the policy.
+
+
+def ruled(gate: Gate, *figures: tuple[float | None, float | None]) -> list[list[str]]:
+    """The actions of steps with this entropy and KL, as metric and kind; through JSON each time."""
+    found = []
+    for entropy, kl in figures:
+        gate = Gate.restore(gate.config, json.loads(json.dumps(gate.state(), allow_nan=False)))
+        look = gate.observe(gate.state()["step"] + 1, [])
+        look = gate.judge_policy(look, entropy=entropy, kl=kl)
+        found.append([f"{a.metric} {a.kind}" for a in look.actions])
+    return found
+
+
+def test_a_kl_above_its_bound_stops() -> None:
+    far, near = (None, 0.2), (None, 0.1)
+    rule = config(max_kl=0.1, patience=2)
+    assert ruled(Gate(rule, None, longest=512), far, near, far, far) == [[], [], [], ["kl stop"]]
+    unknown = (None, None)  # a step without an update neither counts nor resets
+    assert ruled(Gate(rule, None, longest=512), far, unknown, far)[-1] == ["kl stop"]
+    broken = (None, float("nan"))
+    assert ruled(Gate(rule, None, longest=512), broken, broken)[-1] == ["kl stop"]
+    warns = Gate(rule.replace(mode="warn", window=2), None, longest=512)
+    assert ruled(warns, *[far] * 4) == [[], ["kl warn"], [], ["kl warn"]]
+    for quiet in (rule.replace(mode="off"), config(patience=2)):
+        assert ruled(Gate(quiet, None, longest=512), *[(9.0, 9.0)] * 5) == [[]] * 5
+
+
+def test_an_entropy_far_from_that_of_the_first_steps_stops() -> None:
+    """The mean of the first two is 0.2: between 0.1 and 0.4 nothing is said."""
+    rule = config(entropy_factor=2.0, window=2, patience=2)
+    first = [(0.1, None), (0.3, None)]
+    for beyond in (0.41, 0.09):
+        steps = [*first, (0.39, None), (beyond, None), (0.11, None), *[(beyond, None)] * 2]
+        assert ruled(Gate(rule, None, longest=512), *steps) == [[]] * 6 + [["entropy stop"]]
+    # The first steps count also where the rule is set later; a run of an older version has none.
+    gate = Gate(rule.replace(entropy_factor=None), None, longest=512)
+    for entropy, _ in first:
+        gate.judge_policy(gate.observe(gate.state()["step"] + 1, []), entropy=entropy, kl=None)
+    state = gate.state()
+    later = ruled(Gate.restore(rule, state), *[(0.5, None)] * 3)
+    assert later == [[], ["entropy stop"], ["entropy stop"]]
+    older = {key: value for key, value in state.items() if key != "policy"}
+    assert ruled(Gate.restore(rule, older), *[(0.5, None)] * 4) == [[]] * 4
+
+
 # State and figures.
 
 
