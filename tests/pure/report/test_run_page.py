@@ -46,7 +46,7 @@ def test_a_demo_has_every_part_that_the_page_promises(tmp_path: Path) -> None:
     folder = run_folders.demo(tmp_path / "demo")
     page = make_page([folder])
     keys = [section.key for section in page.sections]
-    assert keys == ["surface", "schedule", "learning", "tail", "kept", "time", "final"]
+    assert keys == ["surface", "schedule", "learning", "tail", "policy", "kept", "time", "final"]
     assert {"surface-0", "kept-tokens", "reward-by-step", "tail-0", "kept-kv", "speed-0"} <= set(
         items(page)
     )
@@ -76,6 +76,38 @@ def test_curves_are_those_of_the_files(run: Path) -> None:
     assert tail.lines[0].spans[0] == (1, 0.93, 0.97)
     assert [level.y for level in tail.levels] == [0.86]
     assert remarks(page) == ["Step 3: raise: p05 0.80 [0.75, 0.84] at 96 to 192"]
+
+
+def test_hard_misses_entropy_and_kl_stand_beside_p05(run: Path, tmp_path: Path) -> None:
+    page = make_page([run])
+    misses, far = chart(page, "misses-0"), chart(page, "far-tail-0")
+    (line,) = misses.lines  # no other bin was measured
+    assert (line.points[0], line.spans[0]) == ((1, 3), (1, 2, 20))
+    assert [level.y for level in misses.levels] == [5]
+    assert far.lines[0].points[0] == (1, 0.2)
+    assert chart(page, "entropy").lines[0].points[:2] == [(1, 0.3), (2, pytest.approx(0.29))]
+    assert chart(page, "kl").lines[0].points[0] == (1, 0.002)
+    assert [level.y for level in chart(page, "kl").levels] == [0.1]
+    outcomes = {line.name: line.points[1][1] for line in chart(page, "outcomes-by-step").lines}
+    assert outcomes == {"right": 0.5, "cut off": 0.2, "wrong": 0.3}
+    table = rows(page)
+    assert table["hard misses per 1000 of the worst length, highest"] == ("14.0",)
+    assert table["p0.1 of acceptance, first and last step"] == ("0.300 → 0.300",)
+    assert table["entropy, first and last steps"] == ("0.280 → 0.210",)
+    assert table["KL(new || old), first and last steps"] == ("0.002 → 0.002",)
+    assert table["training answers wrong"] == ("10% → 47%",)
+    both = make_page([run, run_folders.training(tmp_path / "b")])
+    assert [line.name for line in chart(both, "outcomes-by-step").lines] == ["run", "b"]
+
+
+def test_runs_of_older_versions_have_no_such_figures(run: Path) -> None:
+    new = ("sparse/hard_misses", "sparse/accept_p0_1", "actor/", "critic/outcome/")
+    lines = [run_folders.step(number) for number in range(3)]
+    old = [{key: line[key] for key in line if not key.startswith(new)} for line in lines]
+    run_folders.write_lines(run / "metrics.jsonl", old)
+    page = make_page([run])
+    assert not {"misses-0", "far-tail-0", "entropy", "kl", "outcomes-by-step"} & set(items(page))
+    assert rows(page)["entropy, first and last steps"] == ("-",)
 
 
 def test_a_curve_is_drawn_once_and_told_by_time(run: Path, tmp_path: Path) -> None:
