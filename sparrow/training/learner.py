@@ -40,9 +40,13 @@ OnBatch = Callable[[int, int], None]  # sequences done, of how many
 
 
 class PolicySnapshot(NamedTuple):
-    """The policy at one moment on some samples, in host memory."""
+    """The policy at one moment on some samples, in host memory.
+
+    weights: by sample, of each of its learnt tokens in the mean.
+    """
 
     samples: Sequence[TrainSample]
+    weights: Sequence[float]
     states: TeacherStates
 
 
@@ -264,7 +268,7 @@ class Learner:
     # KL(new || old).
 
     @torch.no_grad()
-    def snapshot(self, samples: Sequence[TrainSample]) -> PolicySnapshot:
+    def snapshot(self, samples: Sequence[TrainSample], weights: Sequence[float]) -> PolicySnapshot:
         """The policy as it is, to measure how far updates move it."""
         hidden: list[Tensor | None] = [None] * len(samples)
         for numbers, chosen, hidden_RC in self._hidden(samples):
@@ -273,16 +277,16 @@ class Learner:
                 hidden[number] = part
         head_VC = self.policy.head.detach().to("cpu", copy=True)
         reshard(self.policy)
-        return PolicySnapshot(samples, TeacherStates(head_VC, hidden))
+        return PolicySnapshot(samples, weights, TeacherStates(head_VC, hidden))
 
     @torch.no_grad()
     def kl(self, old: PolicySnapshot) -> float:
-        """KL(policy || old): the mean over learnt tokens, each exact over the vocabulary.
+        """KL(policy || old): the weighted mean over learnt tokens, each exact over the vocabulary.
 
         In the micro-batches of the snapshot: a policy that did not move gives 0 exactly.
         """
         old_head_VC, total = old.states.head_VC.to(self.device), 0.0
-        for numbers, _, hidden_RC in self._hidden(old.samples):
+        for numbers, chosen, hidden_RC in self._hidden(old.samples):
             states = [state for n in numbers if (state := old.states.hidden[n]) is not None]
             kl_R = ops.divergence(
                 *(torch.cat(states).to(self.device), hidden_RC, self.policy.head.detach()),
@@ -290,10 +294,10 @@ class Learner:
                 p_head_VC=old_head_VC,
                 chunk=self.policy.chunk,
             ).value_T
-            total += float(kl_R.double().sum())
+            weight_R = by_token([old.weights[n] for n in numbers], chosen).to(kl_R)
+            total += float((kl_R * weight_R).sum())
         reshard(self.policy)
-        tokens = sum(sample.learnt for sample in old.samples)
-        return sum(self.world.all_gather(total)) / max(1, tokens)
+        return sum(self.world.all_gather(total))
 
     def _hidden(
         self, samples: Sequence[TrainSample]

@@ -153,10 +153,15 @@ def regularised(world: World) -> dict[str, Any]:
     return {"references": references, "kl": stats.kl_reference, "gradient": stats.gradient}
 
 
+def evenly(samples: Sequence[TrainSample]) -> list[float]:
+    """Weights of a mean over all their tokens."""
+    return [1 / sum(one.learnt for one in samples)] * len(samples)
+
+
 def moved(world: World, tokens: int, count: int) -> list[float]:
     """KL(new || old) before and after an update."""
     own, samples = learner(world, tokens=tokens), ready(batch(count))
-    old = own.snapshot(samples)
+    old = own.snapshot(samples, evenly(samples))
     still = own.kl(old)
     own.update(samples, ones(samples), PPO)
     return [still, own.kl(old)]

@@ -89,7 +89,7 @@ def step(run: Run) -> None:
 def _update(run: Run, batch: LearnerBatch, clock: Clock) -> tuple[list[UpdateStats], float | None]:
     """Take the optimiser steps, and measure how far they moved the policy: KL(new || old)."""
     with clock("kl"):
-        old = run.learner.snapshot(batch)
+        old = run.learner.snapshot(batch, run.step)
     with clock("update_actor"):
         updates = run.learner.update(batch)
     with clock("kl"):
