@@ -333,8 +333,8 @@ def _unreachable(
     what = f"{bound} at {config.target}"
     if config.hard_misses is not None:
         what += f" and at most {config.hard_misses:g} hard misses per 1000 tokens"
-    there = f"best there: {best[worst]:.3f}" if np.isfinite(best[worst]) else "none has so few"
-    place = f"lengths {edges[worst]} to {edges[worst + 1]} ({there})"
+    shown = f"{best[worst]:.3f}" if np.isfinite(best[worst]) else "more hard misses"
+    place = f"lengths {edges[worst]} to {edges[worst + 1]} (best there: {shown})"
     why = f"no measured budget keeps {what} for {place}"
     if best[worst] >= config.target:
         why = f"budgets that keep {what} in every bin would fall with the length"
