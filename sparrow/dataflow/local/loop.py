@@ -34,6 +34,7 @@ from sparrow.dataflow.run_files import (
     write_rollouts,
 )
 from sparrow.dataflow.stopping import Stopped
+from sparrow.engine.answer import ResolvedDecoding
 from sparrow.schema.episode import Group
 from sparrow.schema.loading import RESOLVED, read_resolved
 from sparrow.schema.train import TrainConfig, code_settings
@@ -66,16 +67,16 @@ def step(run: Run) -> None:
     with clock("gen"):
         rollouts = run.rollout.generate(request)
         run.ledger.refuse_unjudged(rollouts)
+    decoding = run.rollout.decoding(request.schedule)
     with clock("old_log_prob"):
         run.rollout.sleep()
-        batch = run.learner.score(rollouts)
+        batch = run.learner.score(rollouts, decoding)
         look = run.gate.observe(run.step, batch.readings, batch.estimates)
-    updates, kl = _update(run, batch, clock)
+    updates, kl = _update(run, batch, decoding, clock)
     look = run.gate.judge_policy(look, entropy=batch.entropy, kl=kl)
     distilled = None
     if run.learner.distiller is not None:
         with clock("distill"):
-            decoding = run.rollout.decoding(request.schedule)
             distilled = run.learner.distill(batch, decoding, run.step)
     with clock("weights"):
         run.sync_weights()
@@ -86,12 +87,14 @@ def step(run: Run) -> None:
     run.ledger.raise_if_stopped(look)
 
 
-def _update(run: Run, batch: LearnerBatch, clock: Clock) -> tuple[list[UpdateStats], float | None]:
+def _update(
+    run: Run, batch: LearnerBatch, decoding: ResolvedDecoding, clock: Clock
+) -> tuple[list[UpdateStats], float | None]:
     """Take the optimiser steps, and measure how far they moved the policy: KL(new || old)."""
     with clock("kl"):
         old = run.learner.snapshot(batch, run.step)
     with clock("update_actor"):
-        updates = run.learner.update(batch)
+        updates = run.learner.update(batch, decoding)
     with clock("kl"):
         return updates, run.learner.kl(old)
 
@@ -194,9 +197,9 @@ def _train(run: Run, groups: Sequence[Group]) -> dict[str, Any]:
     run.rollout.sleep()
     rollouts = RolloutBatch(groups=tuple(groups), position=run.ledger.position)
     decoding = run.rollout.decoding(run.gate.schedule)  # before the gate changes it
-    batch = run.learner.score(rollouts)
+    batch = run.learner.score(rollouts, decoding)
     look = run.gate.observe(run.step, batch.readings, batch.estimates)
-    updates, kl = _update(run, batch, clock)
+    updates, kl = _update(run, batch, decoding, clock)
     distilled = run.learner.distill(batch, decoding, run.step)
     metrics = step_metrics(rollouts, batch, updates, look, clock.seconds(), distilled, kl=kl)
     return {"step": run.step, **metrics}
