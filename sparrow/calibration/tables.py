@@ -239,7 +239,8 @@ def check_table(surface: Surface, target: float) -> Table:
     return figures(
         f"{surface.variants[0].name}: check at target {target}",
         surface.cells,
-        "start stop p05 low high prompts reach dense_reach floor verdict",
+        "start stop p05 low high misses prompts reach dense_reach floor verdict",
+        misses=lambda cell: None if cell.hard_misses is None else cell.hard_misses.value,
         reach=lambda cell: sparse[cell.start],
         dense_reach=lambda cell: dense.get(cell.start),
         floor=lambda cell: floor.get(cell.start),

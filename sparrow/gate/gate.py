@@ -254,11 +254,10 @@ class Gate:
         if entropy is not None and not begun:
             policy.first_step = self._step if policy.first_step is None else policy.first_step
             policy.entropies.append(entropy)
-        actions = []
+        actions = list[PolicyAction]()
         if config.max_kl is not None and kl is not None:
             text = f"KL(new || old) of the update is {kl:.4g} nats a token, above {config.max_kl:g}"
-            inside = kl <= config.max_kl
-            actions += self._judge_rule("kl", kl, config.max_kl, inside=inside, text=text)
+            actions += self._judge_rule("kl", kl, config.max_kl, kl <= config.max_kl, text)
         if config.entropy_factor is not None and entropy is not None and begun:
             factor, first = config.entropy_factor, policy.first_step
             text = (
@@ -266,18 +265,13 @@ class Gate:
                 f"{mean:.4g} of the {len(policy.entropies)} steps from {first} on"
             )
             inside = mean / factor <= entropy <= mean * factor
-            actions += self._judge_rule("entropy", entropy, factor, inside=inside, text=text)
+            actions += self._judge_rule("entropy", entropy, factor, inside, text)
         return look.replace(actions=(*look.actions, *actions))
 
     def _judge_rule(
-        self,
-        metric: Literal["entropy", "kl"],
-        value: float,
-        bound: float,
-        *,
-        inside: bool,
-        text: str,
+        self, metric: Literal["entropy", "kl"], value: float, bound: float, inside: bool, text: str
     ) -> list[PolicyAction]:
+        """The action on a figure that is beyond its bound at enough steps in a row, or none."""
         policy, mode = self._policy, self.config.mode
         policy.beyond[metric] = 0 if inside or mode == "off" else policy.beyond.get(metric, 0) + 1
         if policy.beyond[metric] < self.config.patience:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from sparrow.reporting import page
+from sparrow.reporting import calibration, page
 from sparrow.reporting.calibration import ACCEPTANCE, run_role
 from sparrow.schema.bench import Speed, SpeedCase
 from sparrow.schema.run_folder import RunFolder
@@ -188,7 +188,7 @@ class TailFigure(NamedTuple):
 
     metric: str
     key: str
-    title: str
+    name: str
     y: page.Axis
     levels: Sequence[page.Level]
     say: str = ""
@@ -199,15 +199,12 @@ def _tail_figures(run: RunFolder) -> list[TailFigure]:
     target, bound = run.target, run.settings.hard_misses
     targets = page.target_levels([] if target is None else [target])
     bounds = [] if bound is None else [page.Level(y=bound, name=f"bound {bound:g}")]
-    misses = page.Axis(name="hard misses per 1000 tokens", low=0, form=".1f")
     far = page.Axis(name="p0.1 of acceptance", high=1, form=".2f")
     say = " " + page.TEXTS["tail"]["misses"]
     figures = [
-        TailFigure(P05, "tail", "p05 by length while training", ACCEPTANCE, targets),
-        TailFigure(
-            HARD_MISSES, "misses", "Hard misses by length while training", misses, bounds, say
-        ),
-        TailFigure(P0_1, "far-tail", "p0.1 by length while training", far, []),
+        TailFigure(P05, "tail", "p05", ACCEPTANCE, targets),
+        TailFigure(HARD_MISSES, "misses", "Hard misses", calibration.HARD_MISSES, bounds, say),
+        TailFigure(P0_1, "far-tail", "p0.1", far, []),
     ]
     return [figure for figure in figures if figure.metric == P05 or run.values(figure.metric)]
 
@@ -230,7 +227,7 @@ def _bins_chart(run: RunFolder, several: bool, figure: TailFigure) -> page.Chart
         say += f" {len(starts) - len(shown)} bins in between are not drawn."
     chart = page.Chart(
         key=f"{figure.key}-{run.number}",
-        title=f"{run.name}: " * several + figure.title,
+        title=f"{run.name}: " * several + f"{figure.name} by length while training",
         x=STEP,
         y=figure.y,
         lines=[line for line in lines if line.points],

@@ -95,14 +95,15 @@ def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
     assert request == run.request()
     played = pickle.loads(pickle.dumps(run.rollout.generate(request)))
     assert played == run.rollout.generate(request)
+    decoding = run.rollout.decoding(request.schedule)
     state = run.learner.learner.state()
     mismatch, gradient = {}, {}
     for name, corrections in chosen.items():
         own = config(model, tmp_path / "run", algorithm={"corrections": corrections})
         algorithm = make_algorithm(own.algorithm, max_tokens=30)
         side = replace(run.learner, algorithm=algorithm)
-        batch = pickle.loads(pickle.dumps(side.score(played)))
-        (stats,) = side.update(batch)
+        batch = pickle.loads(pickle.dumps(side.score(played, decoding)))
+        (stats,) = side.update(batch, decoding)
         assert not stats.skipped
         mismatch[name], gradient[name] = batch.mismatch, stats.gradient
         side.learner.restore(state)

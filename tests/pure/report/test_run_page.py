@@ -19,6 +19,7 @@ from sparrow.schema.common import ReportConfig
 from sparrow.schema.evaluation import Estimate
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_folder import HeldOut, read_run, read_runs
+from sparrow.schema.surface import Surface
 
 
 def items(page: Page) -> dict[str, Item]:
@@ -221,6 +222,20 @@ def test_a_calibration_alone_and_a_run_that_has_not_begun(run: Path, tmp_path: P
     for name in ("metrics.jsonl", "validation.jsonl", "actions.jsonl"):
         (run / name).write_text("", encoding="utf-8")
     assert [section.key for section in make_page([run]).sections] == ["schedule"]
+
+
+def test_hard_misses_of_a_surface(tmp_path: Path) -> None:
+    folder = run_folders.calibration(tmp_path / "plan")
+    assert "surface-misses-0" not in items(make_page([folder]))  # as older versions have none
+    surface, rate = Surface.load(folder / "surface.json"), Estimate(value=2.0, low=1.0, high=4.5)
+    cells = [surface.cells[0].replace(hard_misses=rate), *surface.cells[1:]]
+    surface.replace(cells=cells).save(folder / "surface.json")
+    plan = PlanFile.load(folder / "plan.json")
+    plan.replace(hard_misses=5.0).save(folder / "plan.json")
+    misses = chart(make_page([folder]), "surface-misses-0")
+    assert misses.lines[0].points == [(48, 2)]
+    assert misses.lines[0].spans == [(48, 1, 4.5)]
+    assert [level.y for level in misses.levels] == [5]
 
 
 def test_a_schedule_and_its_plan(run: Path, tmp_path: Path) -> None:
