@@ -121,6 +121,10 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def estimate(self) -> Estimate:
+        """Return it as a record."""
+        return Estimate(**self._asdict())
+
 
 def quantile_interval(
     groups: Sequence[Values], q: float = TAIL, *, draws: int = DRAWS, seed: int = 0

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sparrow.calibration.store import MeasuredSequence
-from sparrow.schema.evaluation import Estimate
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, Estimators, LayerLoss
 from sparrow.stats import (
     FAR_TAIL,
@@ -112,10 +111,6 @@ def hard_miss_rate(tokens: Tokens) -> Interval:
     return rate_interval(tokens.by_prompt(hard_misses(tokens.alpha, tokens.entropy)))
 
 
-def _estimate(found: Interval) -> Estimate:
-    return Estimate(**found._asdict())
-
-
 def cells(
     tokens: Tokens,
     edges: Sequence[int],
@@ -153,8 +148,8 @@ def cells(
                 uncertain_p05=float(np.quantile(doubtful, TAIL)) if len(doubtful) else None,
                 uncertain=len(doubtful),
                 estimators=estimators(inside, top_k),
-                p0_1=_estimate(quantile_interval(inside.by_prompt(), FAR_TAIL)),
-                hard_misses=_estimate(hard_miss_rate(inside)),
+                p0_1=quantile_interval(inside.by_prompt(), FAR_TAIL).estimate(),
+                hard_misses=hard_miss_rate(inside).estimate(),
             )
         )
     return binned

@@ -239,7 +239,8 @@ def check_table(surface: Surface, target: float) -> Table:
     return figures(
         f"{surface.variants[0].name}: check at target {target}",
         surface.cells,
-        "start stop p05 low high prompts reach dense_reach floor verdict",
+        "start stop p05 low high misses prompts reach dense_reach floor verdict",
+        misses=lambda cell: None if cell.hard_misses is None else cell.hard_misses.value,
         reach=lambda cell: sparse[cell.start],
         dense_reach=lambda cell: dense.get(cell.start),
         floor=lambda cell: floor.get(cell.start),
@@ -253,8 +254,10 @@ def check_table(surface: Surface, target: float) -> Table:
 def plan_tables(plan: PlanFile) -> list[Table]:
     """Tables of a plan: bins, predictions, other targets, other variants, another schedule."""
     checked = {bin.start: bin.p05 for bin in plan.check or ()}
-    bins = "start stop budget p05 low high kept_share seconds dense_seconds"
+    measured = any(bin.hard_misses for bin in plan.bins)
+    bins = f"start stop budget p05 low high{' misses' * measured} kept_share seconds dense_seconds"
     bins += " check_p05" if checked else ""
+    bound = "" if plan.hard_misses is None else f", at most {plan.hard_misses:g}"
     promised = "speed_up limit eflops eflops_printed ms_step dense_ms_step seconds dense_seconds"
     tables = [
         figures(
@@ -262,7 +265,9 @@ def plan_tables(plan: PlanFile) -> list[Table]:
             plan.bins,
             bins,
             budget=_kept,
+            misses=lambda bin: "-" if bin.hard_misses is None else f"{bin.hard_misses.value:.3g}",
             check_p05=lambda bin: checked.get(bin.start),
+            caption=f"misses: hard misses per 1000 tokens{bound}" if measured else None,
         ),
         summary(
             f"predicted speed-up {plan.speed_up:.2f}x",

@@ -9,7 +9,7 @@ import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature, unwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from rich.table import Table
 from rich.text import Text
@@ -53,7 +53,7 @@ from sparrow.schema.common import (
 )
 from sparrow.schema.distill import DistillConfig
 from sparrow.schema.doctor import Advice, Examination
-from sparrow.schema.evaluation import Estimate, EvalConfig, Evaluation
+from sparrow.schema.evaluation import Estimate, EvalConfig, Evaluation, Outcome
 from sparrow.schema.flow import FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
 from sparrow.schema.surface import Surface
 
@@ -193,7 +193,7 @@ def _accuracies(evaluation: Evaluation) -> Table:
             **{f"pass@{at.k}": f"{at.estimate.value:.2f}" for at in cell.passes if at.k > 1},
             "tokens": round(cell.tokens),
             "entropy": cell.entropy,
-            "cut_off": f"{cell.cut_off:.0%}",
+            **{name: _share(getattr(cell, name)) for name in get_args(Outcome)},
             "most_frequent": cell.reasons[0].text,
         }
         for cell in evaluation.cells
@@ -205,6 +205,10 @@ def _accuracies(evaluation: Evaluation) -> Table:
         caption=f"temperature {evaluation.temperature:g}, answers to a row: {evaluation.samples}, "
         "95 % intervals over rows",
     )
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
 
 
 def _interval(estimate: Estimate) -> str:

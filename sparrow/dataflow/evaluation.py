@@ -34,8 +34,11 @@ from sparrow.schema.evaluation import (
     EvalConfig,
     Evaluation,
     EvaluationCell,
+    Outcome,
     PassAt,
     Reason,
+    outcome,
+    outcome_shares,
 )
 from sparrow.schema.loading import RESOLVED, read_resolved
 from sparrow.schema.run_folder import MODEL
@@ -66,11 +69,8 @@ class Answered:
     verdict: Verdict
 
     @property
-    def outcome(self) -> str:
-        """right, cut_off (by the token limit) or wrong."""
-        if self.verdict.acc >= 1:
-            return "right"
-        return "cut_off" if self.completion.finish_reason == "length" else "wrong"
+    def outcome(self) -> Outcome:
+        return outcome(self.verdict.acc, self.completion.finish_reason == "length")
 
     def plain(self) -> dict[str, Any]:
         """Return it as a line of JSON, with the row's data."""
@@ -399,7 +399,6 @@ def summarise(
         by_row.setdefault(answer.example.id, []).append(answer.verdict.acc)
     accs = [np.array(row) for row in by_row.values()]
     correct, sampled = [int((row >= 1).sum()) for row in accs], [len(row) for row in accs]
-    outcomes = Counter(answer.outcome for answer in answers)
     completions = [answer.completion for answer in answers]
     lengths = [len(completion.token_ids) for completion in completions]
     entropies = [c.entropies for c in completions if c.entropies is not None]
@@ -418,7 +417,7 @@ def summarise(
         tokens=float(np.mean(lengths)),
         median=float(np.median(lengths)),
         entropy=float(np.concatenate(entropies).mean()) if sum(map(len, entropies)) else None,
-        **{name: outcomes[name] / len(answers) for name in ("right", "cut_off", "wrong")},
+        **outcome_shares([answer.outcome for answer in answers]),
         reasons=tuple(Reason(text=text, count=count) for text, count in reasons),
         skipped=tuple(skipped),
         failed=len(faults),

@@ -8,8 +8,8 @@ of that on average. The time of a step:
     log-probs 2 N T + causal attention, one dense pass
     update    6 N T + causal attention three times, and the forward pass again with recompute
 
-divided by peak x utilisation. Prefill, weight sync and verdicts are left out: they are small if
-answers are long.
+divided by peak x utilisation. Prefill, weight sync, verdicts and the KL of the update are left out:
+they are small if answers are long and many.
 """
 
 import math

@@ -3,7 +3,9 @@
 Judge. A bin is judged by the exact acceptances of its last `window` steps, once these are at least
 `least` tokens of at least `prompts` prompts, and only at checks with new tokens for it. It is
 *below* if p05 < target, *surely below* if the upper end of p05's interval is; it has *slack* if the
-lower end is above target + slack.
+lower end is above target + slack. With `hard_misses` it is also below if it has more hard misses
+per 1000 tokens, surely so if the lower end of their interval is more; slack then needs the upper
+end within the bound.
 
 Act, bins in order of length, when a bin is surely below, or below at `patience` checks in a row:
 1. Raise its budget by `factor`, in whole pages, at most `raises` times.
@@ -20,15 +22,20 @@ After a change the windows of all bins with another budget start anew, as their 
 to budgets that are gone. So do those of later dense bins: their tokens read keys and values that
 the changed bin wrote, and a stop must not rest on what has just been changed.
 
+Stop rules on the policy, both off by default, judge each step after its updates: KL(new || old)
+above `max_kl`, or the entropy more than `entropy_factor` above or below the mean of the first
+`window` steps. At `patience` steps in a row they stop the run.
+
 In mode `warn` nothing changes and there is one warning per window and bin; in mode `off` nothing is
 concluded. Everything follows from what was observed, in its order: bootstrap seeds come from step
 and bin, and `state` holds the rest.
 """
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +49,16 @@ from sparrow.schema.gate import (
     Figures,
     GateCheck,
     Kind,
+    PolicyAction,
     RatioEstimate,
     State,
 )
 from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.schema.train import GateConfig
-from sparrow.stats import TAIL, quantile_interval
+from sparrow.stats import FAR_TAIL, TAIL, hard_misses, quantile_interval, rate_interval
 
 Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
 
 STORED = "<f4"  # float32, least byte first, whatever the machine
 SEEDS = 2 * budgets.MOST_BINS  # bootstrap seeds of a step: all bins together, then each
@@ -64,6 +73,7 @@ class BinSample(NamedTuple):
     step: int
     prompt: str
     alpha: Floats
+    missed: Flags | None  # hard misses; None: the entropy was not measured
 
 
 class RatioSum(NamedTuple):
@@ -81,6 +91,7 @@ class BinWindow:
     samples: list[BinSample] = field(default_factory=list)
     sums: list[RatioSum] = field(default_factory=list)
     below: int = 0  # checks in a row with p05 below target
+    missing: int = 0  # checks in a row with more hard misses than the bound
     slack: int = 0  # checks in a row with p05 surely above target and slack
     ups: int = 0  # times the gate raised it or made it dense
     warned: int | None = None  # step of the last warning
@@ -98,38 +109,60 @@ class BinWindow:
     def clear(self) -> None:
         """Reset the window: its samples belong to other budgets."""
         self.samples, self.sums = [], []
-        self.below = self.slack = 0
+        self.below = self.missing = self.slack = 0
 
     def state(self) -> dict[str, Any]:
         """Plain data that JSON keeps exactly; acceptances as base64 of float32."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        samples = [[step, prompt, _packed(alpha)] for step, prompt, alpha in self.samples]
+        samples = [
+            [step, prompt, _packed(alpha), missed if missed is None else _places(missed)]
+            for step, prompt, alpha, missed in self.samples
+        ]
         return values | {"samples": samples, "sums": [list(item) for item in self.sums]}
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> "BinWindow":
-        """Inverse of `state`."""
-        stored = state["samples"]
-        samples = [BinSample(step, prompt, _unpacked(text)) for step, prompt, text in stored]
+        """Inverse of `state`; samples of older versions have no hard misses."""
+        samples = []
+        for step, prompt, text, *missed in state["samples"]:
+            alpha = _unpacked(text)
+            places = missed[0] if missed else None
+            flags = None if places is None else np.isin(np.arange(len(alpha)), places)
+            samples.append(BinSample(step, prompt, alpha, flags))
         sums = [RatioSum(*item) for item in state["sums"]]
         return cls(**(state | {"samples": samples, "sums": sums}))
 
 
+@dataclass(slots=True, kw_only=True)
+class PolicyWindow:
+    """Entropies of the first steps, and steps in a row beyond a stop rule."""
+
+    first_step: int | None = None
+    entropies: list[float] = field(default_factory=list)
+    beyond: dict[str, int] = field(default_factory=dict)
+    warned: dict[str, int] = field(default_factory=dict)  # step of the last warning
+
+
 def figures(windows: Sequence[BinWindow], seed: int) -> Figures:
-    """Quantiles and mean over the windows of some bins together, p05 with its interval."""
-    by_prompt: dict[str, list[Floats]] = {}  # of whichever steps, in order of appearance
+    """Statistics over the windows of some bins together, those of the tail with intervals."""
+    by_prompt: dict[str, list[BinSample]] = {}  # of whichever steps, in order of appearance
     for sample in (sample for window in windows for sample in window.samples):
-        by_prompt.setdefault(sample.prompt, []).append(sample.alpha)
-    groups = [np.concatenate(part) for part in by_prompt.values()]
+        by_prompt.setdefault(sample.prompt, []).append(sample)
+    groups = [np.concatenate([s.alpha for s in part]) for part in by_prompt.values()]
+    missed = [[s.missed for s in part if s.missed is not None] for part in by_prompt.values()]
+    flagged = all(len(a) == len(b) for a, b in zip(missed, by_prompt.values(), strict=True))
     estimated = sum(part.tokens for window in windows for part in window.sums)
     total = sum(part.total for window in windows for part in window.sums)
-    quantiles: dict[str, float | None] = dict.fromkeys(("p01", "p05", "low", "high", "p50", "mean"))
+    quantiles: dict[str, Any] = dict.fromkeys(("p01", "p05", "low", "high", "p50", "mean"))
     if groups:
         every = np.concatenate(groups)
         tail = quantile_interval(groups, TAIL, seed=seed)
         p01, p50 = np.quantile(every, [0.01, 0.5])
         quantiles = {"p01": p01, "p05": tail.value, "low": tail.low, "high": tail.high}
         quantiles |= {"p50": p50, "mean": every.mean(dtype=np.float64)}
+        quantiles["p0_1"] = quantile_interval(groups, FAR_TAIL, seed=seed).estimate()
+        if flagged:
+            quantiles["hard_misses"] = rate_interval(list(map(np.concatenate, missed))).estimate()
     return Figures(
         tokens=sum(map(len, groups)),
         prompts=len(groups),
@@ -141,6 +174,10 @@ def figures(windows: Sequence[BinWindow], seed: int) -> Figures:
 
 def _packed(alpha: Floats) -> str:
     return base64.b64encode(alpha.astype(STORED).tobytes()).decode("ascii")
+
+
+def _places(flags: Flags) -> list[int]:
+    return [int(place) for place in np.flatnonzero(flags)]
 
 
 def _unpacked(text: str) -> Floats:
@@ -168,6 +205,7 @@ class Gate:
             schedule, width=config.bin, longest=longest, mass=mass
         )
         self._windows = [BinWindow() for _ in self._bins.starts]
+        self._policy = PolicyWindow()
         self._step = -1
 
     def observe(
@@ -179,25 +217,80 @@ class Gate:
         """Add the acceptances of a step, drawn under `schedule`; judge every bin, and act."""
         if step <= self._step:
             raise ValueError(f"Gate.observe: expected a step above {self._step}, got {step}")
+        if self.config.hard_misses is not None and any(r.entropy is None for r in readings):
+            raise ValueError("gate.hard_misses: a reading has no entropy, which hard misses need")
         read = [self._bins.places(part.lengths) for part in readings]
         estimated = [self._bins.places(part.lengths) for part in estimates]
         self._step = step
         for window in self._windows:
             window.forget(step - self.config.window)
         for reading, places in zip(readings, read, strict=True):
+            entropy = reading.entropy
+            missed = None if entropy is None else hard_misses(reading.alpha, entropy)
             for place in np.unique(places):
-                alpha = reading.alpha[places == place]
-                self._windows[place].samples.append(BinSample(step, reading.prompt, alpha))
+                inside = places == place
+                flags = None if missed is None else missed[inside]
+                sample = BinSample(step, reading.prompt, reading.alpha[inside], flags)
+                self._windows[place].samples.append(sample)
         self._average(estimates, estimated)
         bins = tuple(self._judge(place) for place in range(len(self._windows)))
         return GateCheck(
             step=step,
             target=self.config.target,
+            hard_misses=self.config.hard_misses,
             bins=bins,
             overall=figures(self._windows, step * SEEDS),
             budget=self._mean_budget(estimates or readings),
             actions=tuple(self._answers(bins)),  # last: it changes budgets and windows
         )
+
+    def judge_policy(
+        self, look: GateCheck, *, entropy: float | None, kl: float | None
+    ) -> GateCheck:
+        """Add the stop rules' actions to the check of a step; figures that are None are unknown."""
+        policy, config = self._policy, self.config
+        mean = sum(policy.entropies) / max(1, len(policy.entropies))
+        begun = len(policy.entropies) >= config.window
+        if entropy is not None and not begun:
+            policy.first_step = self._step if policy.first_step is None else policy.first_step
+            policy.entropies.append(entropy)
+        actions = list[PolicyAction]()
+        if config.max_kl is not None and kl is not None:
+            text = f"KL(new || old) of the update is {kl:.4g} nats a token, above {config.max_kl:g}"
+            actions += self._judge_rule("kl", kl, config.max_kl, kl <= config.max_kl, text)
+        if config.entropy_factor is not None and entropy is not None and begun:
+            factor, first = config.entropy_factor, policy.first_step
+            text = (
+                f"entropy is {entropy:.4g} nats, more than {factor:g} times above or below the "
+                f"{mean:.4g} of the {len(policy.entropies)} steps from {first} on"
+            )
+            inside = mean / factor <= entropy <= mean * factor
+            actions += self._judge_rule("entropy", entropy, factor, inside, text)
+        return look.replace(actions=(*look.actions, *actions))
+
+    def _judge_rule(
+        self, metric: Literal["entropy", "kl"], value: float, bound: float, inside: bool, text: str
+    ) -> list[PolicyAction]:
+        """The action on a figure that is beyond its bound at enough steps in a row, or none."""
+        policy, mode = self._policy, self.config.mode
+        policy.beyond[metric] = 0 if inside or mode == "off" else policy.beyond.get(metric, 0) + 1
+        if policy.beyond[metric] < self.config.patience:
+            return []
+        warned = policy.warned.get(metric)
+        if mode == "warn" and warned is not None and self._step - warned < self.config.window:
+            return []
+        policy.warned[metric] = self._step
+        done = "training stops" if mode == "act" else "the gate only warns"
+        return [
+            PolicyAction(
+                step=self._step,
+                kind="stop" if mode == "act" else "warn",
+                metric=metric,
+                value=value if math.isfinite(value) else None,
+                bound=bound,
+                reason=f"{text}, at {policy.beyond[metric]} steps in a row: {done}",
+            )
+        ]
 
     def state(self) -> dict[str, Any]:
         """All that later checks depend on, as plain data for JSON."""
@@ -208,6 +301,7 @@ class Gate:
             "starts": list(self._bins.starts),
             "schedule": None if self.schedule is None else to_dict(self.schedule),
             "watches": [window.state() for window in self._windows],
+            "policy": asdict(self._policy),
         }
 
     @classmethod
@@ -219,6 +313,7 @@ class Gate:
         if starts != state["starts"]:
             raise ValueError(f"gate.bin: bins start at {starts}, saved ones at {state['starts']}")
         gate._windows = [BinWindow.restore(window) for window in state["watches"]]
+        gate._policy = PolicyWindow(**state.get("policy", {}))  # older versions have none
         gate._step = state["step"]
         return gate
 
@@ -279,12 +374,16 @@ class Gate:
         """Update the counters of a bin, and act if they say so."""
         config = self.config
         p05, low, high = bin.tail
+        fewest, misses, most = _misses(bin, config)
         window.below = window.below + 1 if p05 < config.target else 0
-        window.slack = window.slack + 1 if low > config.target + config.slack else 0
-        if high < config.target or window.below >= config.patience:
+        window.missing = window.missing + 1 if misses > 0 else 0
+        has_slack = low > config.target + config.slack and most <= 0
+        window.slack = window.slack + 1 if has_slack else 0
+        sure = high < config.target or fewest > 0
+        if sure or max(window.below, window.missing) >= config.patience:
             if config.mode == "warn":
                 return self._warn(place, bin, "nothing was changed, as the gate only warns")
-            return self._guard(place, bin, sure=high < config.target)
+            return self._guard(place, bin, sure=sure)
         may_lower = config.lower and config.mode == "act" and window.ups == 0
         if may_lower and window.slack >= config.patience and self.schedule is not None:
             return self._lower(place, bin, self.schedule)
@@ -367,7 +466,8 @@ class Gate:
             after=before if after is None else after,
             **dict(zip(("p05", "low", "high"), bin.tail, strict=True)),
             target=self.config.target,
-            reason=f"{describe_tail(bin, self._windows[place], self.config)}: {done}",
+            hard_misses=bin.hard_misses,
+            reason=f"{describe_figures(bin, self._windows[place], self.config)}: {done}",
         )
 
 
@@ -379,17 +479,40 @@ def describe_bin(start: int, stop: int | None) -> str:
     return f"lengths {start} on" if stop is None else f"lengths {start} to {stop - 1}"
 
 
-def describe_tail(bin: BinCheck, window: BinWindow, config: GateConfig) -> str:
-    """Describe p05 of a judged bin, its samples, and how it compares with the target."""
+def describe_figures(bin: BinCheck, window: BinWindow, config: GateConfig) -> str:
+    """Describe the figures of a judged bin that an action is for, and how they compare."""
     p05, low, high = bin.tail
-    verdict = f"more than {config.slack:g} above the target {config.target:g}"
-    if high < config.target:
-        verdict = f"surely below the target {config.target:g}"
-    elif p05 < config.target:
-        checks = f"{window.below} check{'s' if window.below > 1 else ''} in a row"
-        verdict = f"below the target {config.target:g} at {checks}"
-    return (
-        f"p05 of acceptance at {describe_bin(bin.start, bin.stop)} is {p05:.4f} "
-        f"({low:.4f} to {high:.4f}; {bin.tokens} tokens of {bin.prompts} prompts), "
-        f"{verdict}"
-    )
+    place = describe_bin(bin.start, bin.stop)
+    sample = f"{bin.tokens} tokens of {bin.prompts} prompts"
+    parts = []
+    if window.below or not window.missing:
+        verdict = f"more than {config.slack:g} above the target {config.target:g}"
+        if window.below:
+            verdict = _verdict(
+                "below the target", config.target, window.below, high < config.target
+            )
+        figures = f"is {p05:.4f} ({low:.4f} to {high:.4f}; {sample})"
+        parts.append(f"p05 of acceptance at {place} {figures}, {verdict}")
+    if window.missing and bin.hard_misses is not None and config.hard_misses is not None:
+        rate, few, many = bin.hard_misses.value, bin.hard_misses.low, bin.hard_misses.high
+        sure = few is not None and few > config.hard_misses
+        verdict = _verdict("above the bound", config.hard_misses, window.missing, sure)
+        figures = f"are {rate:.2f} per 1000 tokens ({few:.2f} to {many:.2f}; {sample})"
+        parts.append(f"hard misses at {place} {figures}, {verdict}")
+    return "; ".join(parts)
+
+
+def _verdict(violation: str, bound: float, checks: int, sure: bool) -> str:
+    if sure:
+        return f"surely {violation} {bound:g}"
+    return f"{violation} {bound:g} at {checks} check{'s' if checks > 1 else ''} in a row"
+
+
+def _misses(bin: BinCheck, config: GateConfig) -> tuple[float, float, float]:
+    """Low, value and high of the hard misses beyond the bound; unknown ones may be any number."""
+    misses, bound = bin.hard_misses, config.hard_misses
+    if bound is None:
+        return 0.0, 0.0, 0.0
+    if misses is None or misses.low is None or misses.high is None:
+        return 0.0, 0.0, math.inf
+    return misses.low - bound, misses.value - bound, misses.high - bound

@@ -5,10 +5,11 @@ panels.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from sparrow.reporting import page
+from sparrow.schema.evaluation import Estimate
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_folder import RunFolder
 from sparrow.schema.schedule import DENSE, Schedule
@@ -16,6 +17,8 @@ from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface
 
 LENGTH = page.Axis(name="total length, tokens", low=0, form=".0f")
 ACCEPTANCE = page.Axis(name="p05 of acceptance", high=1, form=".2f")
+HARD_MISSES = page.Axis(name="hard misses per 1000 tokens", low=0, form=".1f")
+Figure = Callable[[Cell], Estimate | None]
 MOST_PANELS, MOST_LETTERS = 4, 100
 
 
@@ -27,16 +30,20 @@ def run_role(run: RunFolder) -> str:
 # Lines.
 
 
-def surface_lines(surface: Surface, variant: str) -> list[page.Line]:
-    """p05 of a variant by length, a line per budget; and of dense against dense."""
+def p05_estimate(cell: Cell) -> Estimate:
+    return Estimate(value=cell.p05, low=cell.low, high=cell.high)
+
+
+def surface_lines(surface: Surface, variant: str, figure: Figure = p05_estimate) -> list[page.Line]:
+    """A figure (p05) of a variant by length, a line per budget; and of dense against dense."""
     cells = [cell for cell in surface.cells if cell.variant == variant]
     budgets, lines = sorted_budgets(cells), []
     for rank, budget in enumerate(budgets):
         name = "schedule" if budget is None else f"{budget} kept"
         row = [cell for cell in cells if cell.budget == budget]
-        lines.append(cells_line(row, name, page.ramp(rank, len(budgets))))
+        lines.append(cells_line(row, name, page.ramp(rank, len(budgets)), figure))
     floor = surface.floor if cells else ()
-    dense = [cells_line(floor, "dense", "quiet")] if floor else []
+    dense = [cells_line(floor, "dense", "quiet", figure)] if floor else []
     return lines + dense
 
 
@@ -50,15 +57,18 @@ def bin_centre(cell: Cell) -> float:
     return (cell.start + cell.stop) / 2
 
 
-def cells_line(cells: Sequence[Cell], name: str, role: str) -> page.Line:
-    """p05 over the centres of bins, with its interval except on quiet lines."""
+def cells_line(
+    cells: Sequence[Cell], name: str, role: str, figure: Figure = p05_estimate
+) -> page.Line:
+    """A figure (p05) over the centres of bins, with its interval except on quiet lines."""
     ordered, quiet = sorted(cells, key=bin_centre), role == "quiet"
+    measured = [(bin_centre(cell), found) for cell in ordered if (found := figure(cell))]
     return page.Line(
         name=name,
-        points=[(bin_centre(cell), cell.p05) for cell in ordered],
+        points=[(x, found.value) for x, found in measured],
         role=role,
         shape="line" if quiet else "dots",
-        spans=[] if quiet else [(bin_centre(cell), cell.low, cell.high) for cell in ordered],
+        spans=[] if quiet else [(x, found.low or 0, found.high or 0) for x, found in measured],
     )
 
 
@@ -82,18 +92,28 @@ def kept_points(starts: Sequence[int], budgets: Sequence[int | None], end: int) 
 
 
 def surface_section(runs: Sequence[RunFolder]) -> page.Section | None:
-    """p05 by length, a line per budget; a chart for every run that was calibrated."""
-    charts = [_surface(run, run.surface, len(runs) > 1) for run in runs if run.surface]
-    charts = [chart for chart in charts if chart.lines]
+    """p05 and hard misses by length, a line per budget, of every run that was calibrated."""
+    pairs = [_surface(run, run.surface, len(runs) > 1) for run in runs if run.surface]
+    charts = [chart for pair in pairs for chart in pair if any(line.points for line in chart.lines)]
     return page.Section.named("surface", charts) if charts else None
 
 
-def _surface(run: RunFolder, surface: Surface, several: bool) -> page.Chart:
-    """The surface of the planned variant, else of the first."""
+def _surface(run: RunFolder, surface: Surface, several: bool) -> list[page.Chart]:
+    """The surface of the planned variant, else of the first: p05, and hard misses."""
     names = [variant.name for variant in surface.variants]
     variant = run.plan.variant if run.plan and run.plan.variant in names else names[0]
     prompts = max((cell.prompts for cell in surface.cells if cell.variant == variant), default=0)
-    return page.Chart(
+    bound = None if run.plan is None else run.plan.hard_misses
+    misses = page.Chart(
+        key=f"surface-misses-{run.number}",
+        title=f"{run.name}: " * several + "Hard misses by length and tokens kept",
+        x=LENGTH,
+        y=HARD_MISSES,
+        lines=surface_lines(surface, variant, lambda cell: cell.hard_misses),
+        levels=[] if bound is None else [page.Level(y=bound, name=f"bound {bound:g}")],
+        say=page.TEXTS["tail"]["misses"],
+    )
+    p05 = page.Chart(
         key=f"surface-{run.number}",
         title=f"{run.name}: " * several + "p05 of acceptance by length and tokens kept",
         x=LENGTH,
@@ -104,6 +124,7 @@ def _surface(run: RunFolder, surface: Surface, several: bool) -> page.Chart:
         f"{surface.dtype} on {surface.device}. 95 % of all tokens reach p05 or more; bars are "
         "95 % intervals over prompts.",
     )
+    return [p05, misses]
 
 
 def schedule_section(runs: Sequence[RunFolder]) -> page.Section | None:
@@ -158,7 +179,9 @@ def plan_table(
 ) -> page.Table:
     """Budgets by length with planned p05 and, where it was checked, measured p05."""
     checks = {bin.start: format_p05(bin.p05, bin.low, bin.high) for bin in plan.check or check}
-    columns = ["length", "kept", "p05 planned on", "KV read"]
+    measured = any(bin.hard_misses for bin in plan.bins)
+    columns = ["length", "kept", "p05 planned on"]
+    columns += ["hard misses per 1000"] * measured + ["KV read"]
     columns += ["p05 on new prompts"] if checks else []
     rows = []
     for bin in plan.bins:
@@ -166,10 +189,14 @@ def plan_table(
             f"{bin.start} {'on' if bin.stop is None else f'to {bin.stop}'}",
             "all" if bin.budget is None or bin.budget >= DENSE else str(bin.budget),
             format_p05(bin.p05, bin.low, bin.high),
+            *[format_rate(bin.hard_misses)] * measured,
             f"{min(1.0, bin.kept_share):.0%}",  # whole pages can be a little more than all
         ]
         rows.append(row + ([checks.get(bin.start, page.NOT_MEASURED)] if checks else []))
     say = f"Planned for p05 at {plan.target:g}, by {_bound_name(plan)}."
+    if plan.hard_misses is not None:
+        end = "the upper end of their interval" if plan.by == "low" else "the estimate itself"
+        say += f" Hard misses at most {plan.hard_misses:g} per 1000 tokens, by {end}."
     return page.Table(key=key, title=title, columns=columns, rows=rows, say=say)
 
 
@@ -181,6 +208,13 @@ def format_p05(p05: float | None, low: float | None, high: float | None) -> str:
     """Format p05, with its interval where it is known."""
     interval = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
     return page.NOT_MEASURED if p05 is None else f"{p05:.3f}{interval}"
+
+
+def format_rate(rate: Estimate | None) -> str:
+    """Format a rate per 1000 tokens, with its interval."""
+    if rate is None:
+        return page.NOT_MEASURED
+    return f"{rate.value:.2f} [{rate.low:.2f}, {rate.high:.2f}]"
 
 
 # Figures of a surface.

@@ -10,7 +10,18 @@ from typing import Any
 from sparrow.reporting import training
 from sparrow.reporting.calibration import format_p05, schedule_section, surface_section
 from sparrow.reporting.page import NOT_MEASURED, TEXTS, Number, Page, Section, Table
-from sparrow.reporting.training import CUT_OFF, DENSITY, LENGTH, REWARD, STEP_SECONDS
+from sparrow.reporting.training import (
+    CUT_OFF,
+    DENSITY,
+    ENTROPY,
+    HARD_MISSES,
+    KL,
+    LENGTH,
+    OUTCOME,
+    P0_1,
+    REWARD,
+    STEP_SECONDS,
+)
 from sparrow.schema.run_folder import HeldOut, RunFolder, read_runs
 
 FEW = 3  # names that fit into a title
@@ -31,6 +42,7 @@ def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Pag
         schedule_section(runs),
         training.learning_section(trained),
         training.tail_section(trained),
+        training.policy_section(trained),
         training.kept_section(trained),
         training.drafts_section(trained),
         training.time_section(runs),
@@ -106,9 +118,15 @@ def final_section(runs: Sequence[RunFolder]) -> Section | None:
         ("wrong though ended, before and after", lambda run: _outcomes(run, "wrong")),
         ("p05 of the worst length, lowest", lambda run: _p05_texts(run)[0]),
         ("and at the last step", lambda run: _p05_texts(run)[1]),
+        ("hard misses per 1000 of the worst length, highest", _most_misses),
+        ("p0.1 of acceptance, first and last step", lambda run: _first_and_last(run, P0_1, ".3f")),
+        ("entropy, first and last steps", lambda run: _first_and_last(run, ENTROPY, ".3f", ENDS)),
+        ("KL(new || old), first and last steps", lambda run: _first_and_last(run, KL, ".2g", ENDS)),
         ("keys and values read", _kept),
         ("tokens per answer, first and last step", lambda run: _first_and_last(run, LENGTH, ".0f")),
         ("training answers cut off", lambda run: _first_and_last(run, CUT_OFF, ".0%")),
+        ("training answers right", lambda run: _first_and_last(run, f"{OUTCOME}right", ".0%")),
+        ("training answers wrong", lambda run: _first_and_last(run, f"{OUTCOME}wrong", ".0%")),
         ("seconds per step", _seconds),
         ("gate", _gate),
     ]
@@ -172,6 +190,11 @@ def _p05_texts(run: RunFolder) -> tuple[str, str]:
         return NOT_MEASURED, NOT_MEASURED
     lowest = min(worst, key=lambda bin: bin.p05)
     return format_p05(*lowest[:3]), format_p05(*worst[-1][:3])
+
+
+def _most_misses(run: RunFolder) -> str:
+    rates = [rate for _, rate in run.values(f"{HARD_MISSES}_max")]
+    return f"{max(rates):.1f}" if rates else NOT_MEASURED
 
 
 def _kept(run: RunFolder) -> str:

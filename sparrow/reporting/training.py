@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from sparrow.reporting import page
+from sparrow.reporting import calibration, page
 from sparrow.reporting.calibration import ACCEPTANCE, run_role
 from sparrow.schema.bench import Speed, SpeedCase
 from sparrow.schema.run_folder import RunFolder
@@ -14,7 +14,8 @@ from sparrow.schema.run_folder import RunFolder
 REWARD, LENGTH = "critic/score/mean", "response_length/mean"
 DENSITY, CUT_OFF, STEP_SECONDS = "sparse/density", "response_length/clip_ratio", "timing_s/step"
 TOKENS_PER_ROUND, BY_POSITION = "spec/tokens_per_round", "spec/acceptance_by_position/"
-P05 = "sparse/accept_p05"
+P05, P0_1, HARD_MISSES = "sparse/accept_p05", "sparse/accept_p0_1", "sparse/hard_misses"
+ENTROPY, KL, OUTCOME = "actor/entropy", "actor/kl_new_old", "critic/outcome/"
 BIN = re.compile(r"sparse/accept_p05/bin_(\d+)$")
 MOST_BINS = 8
 SMOOTHED_FROM = 30  # steps: shorter curves are drawn as they are
@@ -23,6 +24,7 @@ PARTS = {
     "rollout": "timing_s/gen",
     "dense log-probs": "timing_s/old_log_prob",
     "update": "timing_s/update_actor",
+    "KL of the update": "timing_s/kl",
 }
 EQUAL = 0.02  # speed-ups nearer to 1 than this count as equal
 STEP = page.Axis(name="steps of training", form=".0f", low=0)
@@ -36,10 +38,10 @@ OUTCOMES = {  # of held-out answers: the name of a chart, its sentence, a label,
 
 
 def learning_section(runs: Sequence[RunFolder]) -> page.Section | None:
-    """Reward and outcomes of held-out answers by step; both by time in a table."""
+    """Reward, outcomes of held-out and of training answers by step; the first two by time too."""
     if not runs:
         return None
-    items: list[page.Item] = [_reward_chart(runs), *_held_out_charts(runs)]
+    items: list[page.Item] = [_reward_chart(runs), *_held_out_charts(runs), *_training_chart(runs)]
     items += [_time_table(runs)] if any(run.values(STEP_SECONDS) for run in runs) else []
     return page.Section.named("learning", items)
 
@@ -86,6 +88,20 @@ def _held_out_charts(runs: Sequence[RunFolder]) -> list[page.Chart]:
         say = " ".join(text[1] for text in OUTCOMES.values())
         charts = [_share_chart("accuracy", "share of held-out answers", lines, say)]
     return [chart for chart in charts if chart.lines]
+
+
+def _training_chart(runs: Sequence[RunFolder]) -> list[page.Chart]:
+    """Outcomes of the answers sampled for training, of one run; the share cut off of several."""
+    tracks = [
+        (label, role, _by_step(runs[0], f"{OUTCOME}{outcome}"))
+        for outcome, (_, _, label, role) in OUTCOMES.items()
+    ]
+    if len(runs) > 1:
+        tracks = [(run.name, run_role(run), _by_step(run, f"{OUTCOME}cut_off")) for run in runs]
+    lines = [page.Line(name=name, points=points, role=role) for name, role, points in tracks]
+    name = "share of training answers" if len(runs) == 1 else "training answers cut off"
+    chart = _share_chart("outcomes", name, lines, f"Of the answers sampled for training. {CUT}")
+    return [chart] if chart.lines else []
 
 
 def _outcome_line(run: RunFolder, outcome: str, name: str, role: str) -> page.Line:
@@ -153,7 +169,7 @@ def bin_starts(run: RunFolder) -> list[int]:
 
 
 def tail_section(runs: Sequence[RunFolder]) -> page.Section | None:
-    """p05 by bin against the target, step by step, and the actions of the gate."""
+    """p05, p0.1 and hard misses by bin, step by step, and the actions of the gate."""
     watched = [run for run in runs if run.values(P05) or worst_bins(run)]
     if not watched:
         return None
@@ -161,42 +177,92 @@ def tail_section(runs: Sequence[RunFolder]) -> page.Section | None:
     for run in watched:
         title = "Actions of the gate" + f": {run.name}" * (len(runs) > 1)
         lines = gate_actions(run) or [_why_no_action(run)]
-        items.append(_bins_chart(run, len(runs) > 1))
+        items += [_bins_chart(run, len(runs) > 1, figure) for figure in _tail_figures(run)]
         items.append(page.Remarks(key=f"gate-{run.number}", title=title, lines=lines))
     items += [_worst_chart(watched)] if sum(bool(worst_bins(run)) for run in watched) > 1 else []
     return page.Section.named("tail", items)
 
 
-def _bins_chart(run: RunFolder, several: bool) -> page.Chart:
+class TailFigure(NamedTuple):
+    """A figure of the tail by bin of lengths: its metric, and how it is drawn."""
+
+    metric: str
+    key: str
+    name: str
+    y: page.Axis
+    levels: Sequence[page.Level]
+    say: str = ""
+
+
+def _tail_figures(run: RunFolder) -> list[TailFigure]:
+    """p05, and what else was measured."""
+    target, bound = run.target, run.settings.hard_misses
+    targets = page.target_levels([] if target is None else [target])
+    bounds = [] if bound is None else [page.Level(y=bound, name=f"bound {bound:g}")]
+    far = page.Axis(name="p0.1 of acceptance", high=1, form=".2f")
+    say = " " + page.TEXTS["tail"]["misses"]
+    figures = [
+        TailFigure(P05, "tail", "p05", ACCEPTANCE, targets),
+        TailFigure(HARD_MISSES, "misses", "Hard misses", calibration.HARD_MISSES, bounds, say),
+        TailFigure(P0_1, "far-tail", "p0.1", far, []),
+    ]
+    return [figure for figure in figures if figure.metric == P05 or run.values(figure.metric)]
+
+
+def _bins_chart(run: RunFolder, several: bool, figure: TailFigure) -> page.Chart:
     starts = bin_starts(run)
     shown = starts[:: -(-len(starts) // MOST_BINS)] if starts else []
-    lines = [_bin_line(run, start, page.ramp(i, len(shown))) for i, start in enumerate(shown)]
+    lines = [
+        _bin_line(run, start, page.ramp(i, len(shown)), figure.metric)
+        for i, start in enumerate(shown)
+    ]
     window = run.settings.window
     over = f"over the last {window} steps" if window else "over a window of steps"
     say = f"A line per bin of lengths, {over} with 95 % intervals over prompts."
     if not shown:
-        lines = [page.Line(name="all lengths", points=_by_step(run, P05), role=run_role(run))]
+        points = _by_step(run, figure.metric)
+        lines = [page.Line(name="all lengths", points=points, role=run_role(run))]
         say = f"Over all lengths, {over}; no bin of lengths was measured yet."
     if len(shown) < len(starts):
         say += f" {len(starts) - len(shown)} bins in between are not drawn."
-    title = f"{run.name}: " * several + "p05 by length while training"
-    return _tail_chart(f"tail-{run.number}", title, lines, [run], say)
-
-
-def _tail_chart(
-    key: str, title: str, lines: Sequence[page.Line], runs: Sequence[RunFolder], say: str
-) -> page.Chart:
-    levels = page.target_levels([run.target for run in runs if run.target is not None])
     chart = page.Chart(
-        key=key, title=title, x=STEP, y=ACCEPTANCE, lines=lines, levels=levels, say=say
+        key=f"{figure.key}-{run.number}",
+        title=f"{run.name}: " * several + f"{figure.name} by length while training",
+        x=STEP,
+        y=figure.y,
+        lines=[line for line in lines if line.points],
+        levels=figure.levels,
+        say=say + figure.say,
     )
-    return page.thin_points(chart, lowest=True)
+    return page.thin_points(chart, lowest=figure.metric != HARD_MISSES)
 
 
 def _worst_chart(runs: Sequence[RunFolder]) -> page.Chart:
     lines = _run_lines(runs, [[(w.step + 1.0, w.p05) for w in worst_bins(run)] for run in runs])
     say = "The lowest of all bins of lengths with enough tokens to be measured."
-    return _tail_chart("tail-worst", "p05 of the worst length", lines, runs, say)
+    levels = page.target_levels([run.target for run in runs if run.target is not None])
+    title = "p05 of the worst length"
+    chart = page.Chart(
+        key="tail-worst", title=title, x=STEP, y=ACCEPTANCE, lines=lines, levels=levels, say=say
+    )
+    return page.thin_points(chart, lowest=True)
+
+
+def policy_section(runs: Sequence[RunFolder]) -> page.Section | None:
+    """Entropy of the policy, and KL(new || old) of its updates, by step."""
+    bounds = {run.settings.max_kl for run in runs if run.settings.max_kl is not None}
+    levels = [page.Level(y=bound, name=f"bound {bound:g}") for bound in sorted(bounds)]
+    charts = []
+    y = page.Axis(name="nats a token", low=0, form=".2g")
+    for metric, key, title, drawn in (
+        (ENTROPY, "entropy", "Entropy of the policy", []),
+        (KL, "kl", "KL(new || old) of the updates of a step", levels),
+    ):
+        lines = _run_lines(runs, [_by_step(run, metric) for run in runs])
+        say = page.TEXTS["policy"][key]
+        chart = page.Chart(key=key, title=title, x=STEP, y=y, lines=lines, levels=drawn, say=say)
+        charts += [page.thin_points(chart)] if lines else []
+    return page.Section.named("policy", charts) if charts else None
 
 
 def _run_lines(runs: Sequence[RunFolder], tracks: Sequence[list[page.Point]]) -> list[page.Line]:
@@ -210,14 +276,15 @@ def _by_step(run: RunFolder, metric: str) -> list[page.Point]:
     return [(step + 1.0, value) for step, value in run.values(metric)]
 
 
-def _bin_line(run: RunFolder, start: int, role: str) -> page.Line:
-    """p05 of a bin by step; the bin ends at the next edge of the schedule, as in the gate."""
+def _bin_line(run: RunFolder, start: int, role: str, metric: str) -> page.Line:
+    """A figure of a bin by step; the bin ends at the next edge of the schedule, as in the gate."""
     edges = [] if run.schedule is None else run.schedule.lengths.tolist()
     later = [edge for edge in sorted({*edges, *bin_starts(run)}) if edge > start]
     name = f"{start} to {later[0]} tokens" if later else f"from {start} tokens"
-    low, high = (dict(_by_step(run, f"{P05}_{end}/bin_{start}")) for end in ("low", "high"))
+    low, high = (dict(_by_step(run, f"{metric}_{end}/bin_{start}")) for end in ("low", "high"))
     spans = [(x, low[x], high[x]) for x in low if x in high]
-    return page.Line(name=name, points=_by_step(run, f"{P05}/bin_{start}"), role=role, spans=spans)
+    points = _by_step(run, f"{metric}/bin_{start}")
+    return page.Line(name=name, points=points, role=role, spans=spans)
 
 
 def gate_actions(run: RunFolder) -> list[str]:

@@ -16,6 +16,7 @@ from sparrow.schema.types import (
     Directory,
     FilePath,
     Fraction,
+    HardMisses,
     LayerNumbers,
     Name,
     RowNumber,
@@ -146,6 +147,9 @@ class PlanConfig(Record):
     target: Fraction = 0.86
     by: Literal["low", "p05"] = option(
         "low", "What must reach the target: p05, or low, the lower end of its 95 % interval."
+    )
+    hard_misses: HardMisses | None = option(
+        None, "Most hard misses per 1000 tokens, beside the target: by low their upper end."
     )
     variant: Several[Name] = option((), "Choose among these variants of the surface only.")
     allow_dense: bool = option(False, "Use dense attention at lengths where no budget is enough.")

@@ -1,7 +1,7 @@
 """The configuration of `sparrow eval`, and its result: accuracy by source and length."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
@@ -122,6 +122,23 @@ class Estimate(Record):
     value: float
     low: float | None
     high: float | None
+
+
+Outcome = Literal["right", "cut_off", "wrong"]
+
+
+def outcome(acc: float, cut_off: bool) -> Outcome:
+    """Classify an answer: right (acc of at least 1), else cut off by the limit, or wrong."""
+    if acc >= 1:
+        return "right"
+    return "cut_off" if cut_off else "wrong"
+
+
+def outcome_shares(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Return the share of each outcome; they add up to 1. Empty without outcomes."""
+    if not outcomes:
+        return {}
+    return {name: outcomes.count(name) / len(outcomes) for name in get_args(Outcome)}
 
 
 class PassAt(Record):

@@ -4,12 +4,14 @@ Lengths are total lengths at which tokens were drawn, the variable that a schedu
 that is number i of its sequence, from 0, prompt included, was drawn at length i.
 """
 
+from math import inf
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from sparrow.schema.base import Float32Array, Int32Array, Record
+from sparrow.schema.evaluation import Estimate
 
 State = Literal["sparse", "dense", "unjudged"]
 Kind = Literal["raise", "dense", "lower", "stop", "warn"]
@@ -59,6 +61,8 @@ class Figures(Record):
     mean: float | None
     estimated: int  # tokens with an estimate
     estimate: float | None  # their mean of min(1, p / q)
+    p0_1: Estimate | None = None  # the 0.1 % quantile, with its interval over prompts
+    hard_misses: Estimate | None = None  # per 1000 tokens; None where no entropy was measured
 
     @property
     def tail(self) -> tuple[float, float, float]:
@@ -95,7 +99,19 @@ class Action(Record):
     low: float
     high: float
     target: float
+    hard_misses: Estimate | None = None  # per 1000 tokens
     reason: str  # one sentence, with the figures
+
+
+class PolicyAction(Record):
+    """A stop or warning by a rule on entropy or KL(new || old), with its reason."""
+
+    step: int
+    kind: Literal["stop", "warn"]
+    metric: Literal["entropy", "kl"]
+    value: float | None  # None: not finite
+    bound: float  # gate.max_kl, or gate.entropy_factor
+    reason: str
 
 
 class GateCheck(Record):
@@ -103,38 +119,52 @@ class GateCheck(Record):
 
     step: int
     target: float
+    hard_misses: float | None = None  # the bound; None: there is none
     bins: tuple[BinCheck, ...]
     overall: Figures  # of all bins' windows together
     budget: float | None  # mean of min(budget, length) over this step's tokens; None: no tokens
-    actions: tuple[Action, ...]
+    actions: tuple[Action | PolicyAction, ...]
 
 
 def metrics(look: GateCheck) -> dict[str, float]:
     """Return the metrics of a step. Unknown ones (no tokens, no judged bin) are left out.
 
-    accept_* are over the exact tokens of all windows together (the last steps, as many as the gate
-    looks at; less after an action), accept_estimate over all their tokens. accept_*/bin_START are
-    of one judged bin, and accept_p05_min is the lowest p05 among them, which the target is for.
-    kv_budget is the mean over this step's tokens of what the common budget lets them read, never
-    more than their length. gate_violation_frac is the share of judged bins with p05 below target.
+    accept_* and hard_misses (per 1000) are over the exact tokens of all windows together (the last
+    steps, as many as the gate looks at; less after an action), accept_estimate over all their
+    tokens. */bin_START are of one judged bin; accept_p05_min is the lowest p05 among them and
+    hard_misses_max the highest rate, which the target and the bound are for. kv_budget is the mean
+    over this step's tokens of what the common budget lets them read, never more than their length.
+    gate_violation_frac is the share of judged bins with p05 below target, or with more hard misses
+    than the bound.
     """
     judged = [item for item in look.bins if item.judged]
-    named = {f"accept_{name}": value for name, value in _figures(look.overall).items()}
+    named = _figures(look.overall)
     named["kv_budget"] = look.budget
     if judged:
-        tails = [item.tail[0] for item in judged]
-        named["accept_p05_min"] = min(tails)
-        named["gate_violation_frac"] = sum(p05 < look.target for p05 in tails) / len(tails)
+        bound = inf if look.hard_misses is None else look.hard_misses
+        pairs = [(item.tail[0], item.hard_misses) for item in judged]
+        rates = [misses.value for _, misses in pairs if misses is not None]
+        violations = [
+            p05 < look.target or (misses is not None and misses.value > bound)
+            for p05, misses in pairs
+        ]
+        named["accept_p05_min"] = min(p05 for p05, _ in pairs)
+        named["hard_misses_max"] = max(rates, default=None)
+        named["gate_violation_frac"] = sum(violations) / len(violations)
     for item in judged:
-        figures = _figures(item).items()
-        named |= {f"accept_{name}/bin_{item.start}": value for name, value in figures}
+        named |= {f"{name}/bin_{item.start}": value for name, value in _figures(item).items()}
     return {f"sparse/{name}": value for name, value in named.items() if value is not None}
 
 
 def _figures(figures: Figures) -> dict[str, float | None]:
     fields = ("p01", "p05", "low", "high", "p50", "mean", "estimate")
-    named = {"low": "p05_low", "high": "p05_high"}
-    return {named.get(field, field): getattr(figures, field) for field in fields}
+    renamed = {"low": "p05_low", "high": "p05_high"}
+    named = {f"accept_{renamed.get(field, field)}": getattr(figures, field) for field in fields}
+    for name, estimate in (("accept_p0_1", figures.p0_1), ("hard_misses", figures.hard_misses)):
+        if estimate is not None:
+            ends = {f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+            named |= {name: estimate.value, **ends}
+    return named
 
 
 def _outside(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:

@@ -1,8 +1,9 @@
 """The result of `sparrow plan`: budgets by length, their acceptance and cost, alternatives."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from sparrow.schema.base import File, Record, Table
+from sparrow.schema.evaluation import Estimate
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Length
 
@@ -21,6 +22,8 @@ class PlanBin(Record):
     high: float | None
     mean: float | None
     prompts: int | None
+    p0_1: Estimate | None = None  # the 0.1 % quantile; plans of older versions have none
+    hard_misses: Estimate | None = None  # per 1000 tokens
     kept_share: float  # of the keys and values that dense rows read
     seconds: float
     dense_seconds: float
@@ -65,6 +68,8 @@ class CheckedBin(Record):
     p05: float
     low: float
     high: float
+    p0_1: Estimate | None = None
+    hard_misses: Estimate | None = None
     prompts: int
 
 
@@ -93,6 +98,7 @@ class PlanFile(Table, File):
     variant: str
     target: float
     by: By
+    hard_misses: float | None = None  # most per 1000 tokens; None: not bounded
     bins: tuple[PlanBin, ...]
     sensitivity: tuple[PlanAtTarget, ...]
     speed_up: float
@@ -116,3 +122,7 @@ class PlanFile(Table, File):
     check: tuple[CheckedBin, ...] | None
     notes: tuple[str, ...]
     schedule: Schedule
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return {"hard_misses": None} | data

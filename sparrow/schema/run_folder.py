@@ -129,6 +129,8 @@ class RunSettings(Record):
     gate: Shown | None = Field(None, alias="gate.mode")
     target: float | None = Field(None, alias="gate.target")
     window: int | None = Field(None, alias="gate.window")
+    hard_misses: float | None = Field(None, alias="gate.hard_misses")
+    max_kl: float | None = Field(None, alias="gate.max_kl")
     given: Mapping[str, Any] = Field(default_factory=dict)
 
     def _check(self) -> None:

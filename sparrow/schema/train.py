@@ -15,6 +15,7 @@ from sparrow.schema.types import (
     FolderName,
     Fraction,
     Gib,
+    HardMisses,
     Name,
     Rate,
     RateOrZero,
@@ -161,6 +162,8 @@ class BatchConfig(Record):
     """Optimiser steps and micro-batches of a training step."""
 
     updates: Count = 1  # optimiser steps, each on a share of the prompts
+    # Trajectories a step on which KL(new || old) is measured after its updates; 0: none.
+    kl_sample: Annotated[int, Field(ge=0, le=2**16)] = 8
     tokens: BatchTokens = 16384  # of a micro-batch; a longer sequence is alone
     recompute: bool = True  # activations of a layer are computed again on the way back
     compile: bool | None = None  # torch.compile joins small kernels of a layer; None: on a GPU
@@ -170,10 +173,12 @@ class BatchConfig(Record):
 
 
 class GateConfig(Record):
-    """The gate on p05 of acceptance by length."""
+    """The gate on p05 of acceptance, and on hard misses, by length."""
 
     mode: Literal["off", "warn", "act"] = "act"
     target: Fraction = 0.86
+    # Most hard misses per 1000 tokens, a second bound beside the target; None: not bounded.
+    hard_misses: HardMisses | None = None
     sample: Count = 8  # trajectories a step whose acceptance is measured exactly
     window: Count = 8  # steps that are looked at together
     bin: Tokens | None = (
@@ -181,13 +186,18 @@ class GateConfig(Record):
     )
     least: Annotated[int, Field(ge=1, le=10**9)] = 400  # tokens in a bin before it is judged
     prompts: Annotated[int, Field(ge=2, le=2**16)] = 8  # and prompts
-    patience: Count = 3  # looks with p05 below target before action, unless surely below
+    patience: Count = 3  # looks with a violated bound before action, unless it is surely violated
     raises: Annotated[int, Field(ge=0, le=1000)] = (
         3  # times a bin's budget is raised before it runs dense
     )
     factor: Annotated[float, Field(gt=1, le=8)] = 1.5  # by which a budget is raised
     lower: bool = False  # whether budgets may fall where the tail has slack
     slack: Fraction = 0.04  # lower end this far above target is slack
+    # Stop rules on the policy, at `patience` steps in a row; None: off.
+    # KL(new || old) of a step's updates, in nats a token.
+    max_kl: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    # By which the entropy may be above or below its mean over the first `window` steps.
+    entropy_factor: Annotated[float, Field(gt=1, le=1e6)] | None = None
 
 
 class ValidationConfig(Record):
@@ -313,6 +323,8 @@ class TrainConfig(Record):
         self.require(enough, "rollout.samples", allowed)
         even = prompts % self.batch.updates == 0
         self.require(even, "batch.updates", f"a divisor of rollout.prompts, {prompts}")
+        measured = self.gate.max_kl is None or self.batch.kl_sample
+        self.require(measured, "batch.kl_sample", "1 or more with gate.max_kl")
         if self.batch.attention == "sparse":
             sparse = self.rollout.sparse and self.rollout.decoding != "exact"
             self.require(sparse, "batch.attention", "dense, unless rollouts are sparse", "sparse")

@@ -39,6 +39,7 @@ RateOrZero = Annotated[float, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
+HardMisses = Annotated[float, Field(ge=0, lt=1000)]  # per 1000 tokens
 Gib = Annotated[float, Field(gt=0, le=2**20)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Temperature = Annotated[float, Field(ge=0, le=1e6)]  # 0 is greedy, more is uniform

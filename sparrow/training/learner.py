@@ -9,7 +9,7 @@ into micro-batches and ranks beyond rounding.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparrow import ops
 from sparrow.schema.base import Float32Array, Float32Matrix
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import OptimiserConfig
@@ -37,6 +38,17 @@ from sparrow.training.world import World
 
 SUMS = ("loss", "clipped", "kl", "kl_reference")  # of a micro-batch, over its tokens
 OnBatch = Callable[[int, int], None]  # sequences done, of how many
+
+
+class PolicySnapshot(NamedTuple):
+    """The policy at one moment on some samples, in host memory.
+
+    weights: by sample, of each of its learnt tokens in the mean.
+    """
+
+    samples: Sequence[TrainSample]
+    weights: Sequence[float]
+    states: TeacherStates
 
 
 class SampleScores(NamedTuple):
@@ -259,6 +271,51 @@ class Learner:
         """This rank's micro-batches, as many as on every other rank."""
         lengths = [len(sample) for sample in samples]
         return rank_batches(lengths, self.tokens, self.world.size, owners)[self.world.rank]
+
+    # KL(new || old).
+
+    @torch.no_grad()
+    def snapshot(self, samples: Sequence[TrainSample], weights: Sequence[float]) -> PolicySnapshot:
+        """The policy as it is, to measure how far updates move it."""
+        hidden: list[Tensor | None] = [None] * len(samples)
+        for numbers, chosen, hidden_RC in self._hidden(samples):
+            parts = hidden_RC.cpu().split([sample.learnt for sample in chosen])
+            for number, part in zip(numbers, parts, strict=True):
+                hidden[number] = part
+        head_VC = self.policy.head.detach().to("cpu", copy=True)
+        reshard(self.policy)
+        return PolicySnapshot(samples, weights, TeacherStates(head_VC, hidden))
+
+    @torch.no_grad()
+    def kl(self, old: PolicySnapshot) -> float:
+        """KL(policy || old), both dense: the weighted mean over learnt tokens, each exact.
+
+        In the micro-batches of the snapshot: a policy that did not move gives 0 exactly.
+        """
+        old_head_VC, total = old.states.head_VC.to(self.device), 0.0
+        for numbers, chosen, hidden_RC in self._hidden(old.samples):
+            states = [state for n in numbers if (state := old.states.hidden[n]) is not None]
+            with self.policy.gradient_ops():
+                kl_R = ops.divergence(
+                    *(torch.cat(states).to(self.device), hidden_RC, self.policy.head.detach()),
+                    kind="reverse_kl",
+                    p_head_VC=old_head_VC,
+                    chunk=self.policy.chunk,
+                ).value_T
+            weight_R = by_token([old.weights[n] for n in numbers], chosen).to(kl_R)
+            total += float((kl_R * weight_R).sum())
+        reshard(self.policy)
+        return sum(self.world.all_gather(total))
+
+    def _hidden(
+        self, samples: Sequence[TrainSample]
+    ) -> Iterator[tuple[list[int], list[TrainSample], Tensor]]:
+        """Hidden states of this rank's micro-batches, with the numbers of their samples."""
+        for numbers, filler in self._batches(samples):
+            chosen = [samples[number] for number in numbers]
+            hidden_RC = self.policy.hidden(pack_samples(chosen).to(self.device))
+            if not filler:
+                yield numbers, chosen, hidden_RC
 
     # Weights.
 

@@ -24,7 +24,16 @@ def test_a_table_with_its_header() -> None:
     assert code == 0, said
     words = " ".join(said.split())
     assert "attention: dense" in words
-    for shown in ("mean@3", "pass@2", "pass@3", "cut off", "countdown 100", "graph 100"):
+    for shown in (
+        "mean@3",
+        "pass@2",
+        "pass@3",
+        "right",
+        "cut off",
+        "wrong",
+        "countdown 100",
+        "graph 100",
+    ):
         assert shown in words
 
 

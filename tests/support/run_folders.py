@@ -22,6 +22,8 @@ name = "tiny"
 mode = "act"
 target = 0.86
 window = 8
+hard_misses = 5.0
+max_kl = 0.1
 
 [run]
 seed = {seed}
@@ -43,6 +45,12 @@ def step(number: int, **changes: float | None) -> Plain:
     made |= {"sparse/accept_p05_low/bin_96": 0.85, "sparse/accept_p05_high/bin_96": 0.94}
     made |= {"sparse/accept_p05_low/bin_0": 0.93, "sparse/accept_p05_high/bin_0": 0.97}
     made |= {"sparse/accept_p05/bin_0": 0.95, "timing_s/gen": 3.0, "timing_s/step": 6.0}
+    made |= {"sparse/accept_p0_1": 0.3, "sparse/accept_p0_1/bin_96": 0.2, "sparse/hard_misses": 1.0}
+    made |= {"sparse/hard_misses_max": 3.0 + number, "sparse/hard_misses/bin_96": 3.0 + number}
+    made |= {"sparse/hard_misses_low/bin_96": 2.0, "sparse/hard_misses_high/bin_96": 20.0}
+    made |= {"actor/entropy": 0.3 - 0.01 * number, "actor/kl_new_old": 0.002}
+    shares = {"right": 0.5, "cut_off": 0.4 / (number + 1), "wrong": 0.5 - 0.4 / (number + 1)}
+    made |= {f"critic/outcome/{name}": share for name, share in shares.items()}
     return made | {"timing_s/old_log_prob": 1.0, "timing_s/update_actor": 2.0} | changes
 
 

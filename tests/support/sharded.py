@@ -71,6 +71,7 @@ def everything(world: World, folder: Path) -> dict[str, Any]:
         "skipped": skipping(world),
         "no signal": without_signal(world),
         "kl": regularised(world),
+        "moved": {name: moved(world, tokens, count) for name, (tokens, count) in CASES.items()},
         "state": stating(world),
         "restored": resumable(world, torch.load(folder / "alone.pt", weights_only=False)),
     }
@@ -150,6 +151,20 @@ def regularised(world: World) -> dict[str, Any]:
     references = [one.logprob for one in own.score(samples, policy=reference)]
     stats = own.update(samples, ones(samples), replace(PPO, kl=0.5), references=references)
     return {"references": references, "kl": stats.kl_reference, "gradient": stats.gradient}
+
+
+def evenly(samples: Sequence[TrainSample]) -> list[float]:
+    """Weights of a mean over all their tokens."""
+    return [1 / sum(one.learnt for one in samples)] * len(samples)
+
+
+def moved(world: World, tokens: int, count: int) -> list[float]:
+    """KL(new || old) before and after an update."""
+    own, samples = learner(world, tokens=tokens), ready(batch(count))
+    old = own.snapshot(samples, evenly(samples))
+    still = own.kl(old)
+    own.update(samples, ones(samples), PPO)
+    return [still, own.kl(old)]
 
 
 def far(terms: Terms) -> Surrogate:

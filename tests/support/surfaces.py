@@ -95,7 +95,13 @@ def plan(count: int = 3, width: int = 1000, dense_from: int | None = None, **cha
     ratio = sum(b["dense_seconds"] for b in bins) / sum(b["seconds"] for b in bins)
     moved = ((0.84, 0.8, 1.1), (0.86, 1.0, 1.0), (0.88, 1.3, 0.9))
     made = {"format": 1, "model": "qwen3-1.7b", "variant": "block_mean", "target": 0.86}
-    made |= {"by": "low", "bins": bins, "speed_up": ratio, "limit": 1.3 * ratio}
+    made |= {
+        "by": "low",
+        "hard_misses": None,
+        "bins": bins,
+        "speed_up": ratio,
+        "limit": 1.3 * ratio,
+    }
     aside = {"reached": True, "variant": "block_mean", "nearest": None}
     made["sensitivity"] = [
         {"target": target, "budgets": [b and int(b * share) for b in budgets]}

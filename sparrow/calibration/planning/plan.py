@@ -4,10 +4,11 @@ Of every variant the cheapest schedule is found and its rollout priced (`context
 of those is the plan. What a plan says of acceptance was measured with one budget at all lengths;
 under the schedule earlier tokens kept less, so a check run has the last word.
 
-A budget is allowed in a bin where its acceptance reaches the target; budgets may not fall with the
-length. What remains is a shortest path through bins, found by dynamic programming: exact, for any
-costs that add up over bins. Costs need not rise with the budget (a bin that is dense reads no
-landmarks), and what is allowed need not either (measurements are noisy).
+A budget is allowed in a bin where its acceptance reaches the target and, if they are bounded, its
+hard misses are within the bound; budgets may not fall with the length. What remains is a shortest
+path through bins, found by dynamic programming: exact, for any costs that add up over bins. Costs
+need not rise with the budget (a bin that is dense reads no landmarks), and what is allowed need not
+either (measurements are noisy).
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,15 @@ from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant
 
 PLAN, SCHEDULE = "plan.json", "schedule.json"
 ASIDE = 0.02  # how far from the target the plan is looked at again
-MEASURED = ("p05", "low", "high", "mean", "prompts")  # of a cell, kept in the bin of a plan
+MEASURED = (
+    "p05",
+    "low",
+    "high",
+    "mean",
+    "prompts",
+    "p0_1",
+    "hard_misses",
+)  # of a cell, kept in the bin of a plan
 
 
 class Unreachable(ValueError):
@@ -68,6 +77,7 @@ def plan(
         variant=best.variant.name,
         target=target,
         by=config.by,
+        hard_misses=config.hard_misses,
         bins=best.bins,
         sensitivity=tuple(
             plan_at(context, config.replace(target=aim)) for aim in near if 0 < aim < 1
@@ -209,7 +219,7 @@ def _option(
     edges = tuple(edge for edge in surface.bins if edge <= measured_to(measured))
     cells = {(cell.start, cell.budget or 0): cell for cell in measured}
     budgets = (*sorted({budget for _, budget in cells}), DENSE)
-    reached = _reached(surface, variant, edges, budgets, cells, config.by)
+    reached = _reached(surface, variant, edges, budgets, cells, config)
     costs = prices(context, variant, edges, budgets)
     allowed = len(budgets) - (not config.allow_dense)
     places = cheapest(costs.seconds[:, :allowed], reached[:, :allowed], target)
@@ -248,24 +258,57 @@ def _reached(
     edges: Sequence[int],
     budgets: Sequence[int],
     cells: dict[tuple[int, int], Cell],
-    by: str,
+    config: PlanConfig,
 ) -> FloatArray:
-    """Acceptance by bin and budget; a bin without measurements takes what the next one needs.
+    """Acceptance by bin and budget, -inf where there are too many hard misses.
 
     cells: by the start of their bin and their budget.
     """
-    floor = {cell.start: float(getattr(cell, by)) for cell in surface.floor if cell.prompts >= FEW}
+    floor = [cell for cell in surface.floor if cell.prompts >= FEW]
+    p05 = {place: float(getattr(cell, config.by)) for place, cell in cells.items()}
+    best = {cell.start: float(getattr(cell, config.by)) for cell in floor}
+    reached = _by_bin(variant, edges, budgets, p05, best, 1.0)
+    if config.hard_misses is None:
+        return reached
+    end = "high" if config.by == "low" else "value"
+    misses = {place: -_hard_misses(cell, end) for place, cell in cells.items()}
+    fewest = {cell.start: -_hard_misses(cell, "value") for cell in floor}
+    within = _by_bin(variant, edges, budgets, misses, fewest, 0.0) >= -config.hard_misses
+    return np.where(within, reached, -np.inf)
+
+
+def _hard_misses(cell: Cell, end: str) -> float:
+    if cell.hard_misses is None:
+        raise ValueError(
+            f"the surface has no hard misses ({cell.variant}, lengths {cell.start} to "
+            f"{cell.stop}): calibrate again with this version, or plan without --hard-misses"
+        )
+    return float(getattr(cell.hard_misses, end))
+
+
+def _by_bin(
+    variant: Variant,
+    edges: Sequence[int],
+    budgets: Sequence[int],
+    measured: dict[tuple[int, int], float],
+    floor: dict[int, float],
+    best: float,
+) -> FloatArray:
+    """A figure by bin and budget, the higher the better, at most that of dense (`floor`).
+
+    A bin without measurements takes what the next one needs. measured: by start and budget; best:
+    what dense has where it was not measured.
+    """
     least = {budget: least_kept(variant, budget) for budget in budgets}
     rows: list[list[float]] = []
     for start, stop in reversed(list(pairwise(edges))):
         row = []
         for budget in budgets:
-            measured = cells.get((start, budget))
-            acceptance = -np.inf if measured is None else float(getattr(measured, by))
-            most = floor.get(start, 1.0)  # no rollout is nearer to dense than dense itself
-            whole = measured is None and least[budget] >= stop  # nothing is dropped
-            row.append(most if whole else min(acceptance, most))
-        unknown = not any((start, budget) in cells for budget in budgets)
+            figure = measured.get((start, budget))
+            most = floor.get(start, best)  # no rollout is nearer to dense than dense itself
+            whole = figure is None and least[budget] >= stop  # nothing is dropped
+            row.append(most if whole else min(-np.inf if figure is None else figure, most))
+        unknown = not any((start, budget) in measured for budget in budgets)
         rows.append(rows[-1] if unknown and rows else row)
     return np.array(rows[::-1])
 
@@ -288,7 +331,10 @@ def _unreachable(
     worst = int(best.argmin())
     bound = "the lower end of the interval of p05" if config.by == "low" else "p05"
     what = f"{bound} at {config.target}"
-    place = f"lengths {edges[worst]} to {edges[worst + 1]} (best there: {best[worst]:.3f})"
+    if config.hard_misses is not None:
+        what += f" and at most {config.hard_misses:g} hard misses per 1000 tokens"
+    shown = f"{best[worst]:.3f}" if np.isfinite(best[worst]) else "more hard misses"
+    place = f"lengths {edges[worst]} to {edges[worst + 1]} (best there: {shown})"
     why = f"no measured budget keeps {what} for {place}"
     if best[worst] >= config.target:
         why = f"budgets that keep {what} in every bin would fall with the length"
@@ -362,6 +408,9 @@ def _provenance(
         "check": "predicted from budgets that were constant over the length; check it with "
         "sparrow calibrate --schedule",
     }
+    if config.hard_misses is not None:
+        end = "upper end of their 95 % interval over prompts" if low else "point estimate"
+        texts["hard misses"] = f"at most {config.hard_misses:g} per 1000 tokens: {end}"
     return tuple(Note(key=key, text=text) for key, text in texts.items())
 
 

@@ -22,7 +22,7 @@ from sparrow.dataflow.run_files import RunFiles, write_rollouts
 from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.evaluation import Evaluation, describe_problems
 from sparrow.schema.gate import GateCheck
-from sparrow.schema.train import TrainConfig
+from sparrow.schema.train import GateConfig, TrainConfig
 from sparrow.training.learner import UpdateStats
 
 NAMED = 5  # rows listed by name in a message
@@ -107,7 +107,8 @@ class Ledger:
                 self.files.action(to_dict(action))
         for action in look.actions:
             if action.kind == "stop":  # before the checkpoint of this step
-                self.stopped = {"reason": action.reason, "gate": self._gate_settings()}
+                settings = self.config.gate.model_dump_json()
+                self.stopped = {"reason": action.reason, "gate": settings}
             self._notify(number, f"gate {action.kind}: {action.reason}")
         if values.get("critic/advantages/zero_frac") == 1:
             equal = "the rewards of every group are equal, so every advantage is 0"
@@ -173,15 +174,15 @@ class Ledger:
 
     def refuse_stopped(self) -> None:
         """Raise if the gate stopped this run and its settings have not changed since."""
-        if self.stopped and self.stopped["gate"] == self._gate_settings():
+        if (
+            self.stopped
+            and GateConfig.model_validate_json(self.stopped["gate"]) == self.config.gate
+        ):
             raise ValueError(
                 f"the gate stopped this run: {self.stopped['reason']}. To continue anyway, change "
-                "the gate: gate.mode=warn, or another gate.target"
+                "the gate: gate.mode=warn, or another bound (gate.target)"
             )
         self.stopped = {}
-
-    def _gate_settings(self) -> str:
-        return self.config.gate.model_dump_json()
 
     # Checkpoints.
 

@@ -16,9 +16,11 @@ import numpy as np
 
 from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.dataflow.local.messages import (
+    Clock,
     Diverged,
     EpisodeFailed,
     GateStop,
+    LearnerBatch,
     RolloutBatch,
     Unjudged,
 )
@@ -32,10 +34,12 @@ from sparrow.dataflow.run_files import (
     write_rollouts,
 )
 from sparrow.dataflow.stopping import Stopped
+from sparrow.engine.answer import ResolvedDecoding
 from sparrow.schema.episode import Group
 from sparrow.schema.loading import RESOLVED, read_resolved
 from sparrow.schema.train import TrainConfig, code_settings
 from sparrow.schema.types import Report
+from sparrow.training.learner import UpdateStats
 
 
 def train(run: Run) -> Path:
@@ -68,19 +72,31 @@ def step(run: Run) -> None:
         run.rollout.sleep()
         batch = run.learner.score(rollouts, decoding)
         look = run.gate.observe(run.step, batch.readings, batch.estimates)
-    with clock("update_actor"):
-        updates = run.learner.update(batch, decoding)
+    updates, kl = _update(run, batch, decoding, clock)
+    look = run.gate.judge_policy(look, entropy=batch.entropy, kl=kl)
     distilled = None
     if run.learner.distiller is not None:
         with clock("distill"):
             distilled = run.learner.distill(batch, decoding, run.step)
     with clock("weights"):
         run.sync_weights()
-    metrics = step_metrics(rollouts, batch, updates, look, clock.seconds(), distilled)
+    metrics = step_metrics(rollouts, batch, updates, look, clock.seconds(), distilled, kl=kl)
     run.ledger.record(rollouts, updates, look, metrics)
     run.validate_if_due()
     run.save_if_due()
     run.ledger.raise_if_stopped(look)
+
+
+def _update(
+    run: Run, batch: LearnerBatch, decoding: ResolvedDecoding, clock: Clock
+) -> tuple[list[UpdateStats], float | None]:
+    """Take the optimiser steps, and measure how far they moved the policy: KL(new || old)."""
+    with clock("kl"):
+        old = run.learner.snapshot(batch, run.step)
+    with clock("update_actor"):
+        updates = run.learner.update(batch, decoding)
+    with clock("kl"):
+        return updates, run.learner.kl(old)
 
 
 # Replay. Nothing of the run is changed. A step can be replayed while the checkpoint before it
@@ -183,8 +199,7 @@ def _train(run: Run, groups: Sequence[Group]) -> dict[str, Any]:
     decoding = run.rollout.decoding(run.gate.schedule)  # before the gate changes it
     batch = run.learner.score(rollouts, decoding)
     look = run.gate.observe(run.step, batch.readings, batch.estimates)
-    with clock("update_actor"):
-        updates = run.learner.update(batch, decoding)
+    updates, kl = _update(run, batch, decoding, clock)
     distilled = run.learner.distill(batch, decoding, run.step)
-    metrics = step_metrics(rollouts, batch, updates, look, clock.seconds(), distilled)
+    metrics = step_metrics(rollouts, batch, updates, look, clock.seconds(), distilled, kl=kl)
     return {"step": run.step, **metrics}

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from sparrow.schema.base import Float32Array, Record
 from sparrow.schema.episode import Group, TrainSample, Trajectory
 from sparrow.schema.gate import AcceptanceReading, RatioEstimate
@@ -26,7 +28,7 @@ FAILED = ("timeouts", "crashes", "errors")  # kinds of failed verdicts
 
 
 class GateStop(Exception):
-    """The gate found a tail that no budget can repair. The message says where, and by how much."""
+    """The gate found a tail that no budget can repair, or a stop rule was broken; see its text."""
 
 
 class Diverged(Exception):
@@ -57,6 +59,7 @@ class RolloutBatch(Record):
     uninformative: int = 0  # groups that dynamic sampling left out
     watched: tuple[Trajectory, ...] = ()  # of those: with hidden states, for the gate alone
     acc: float | None = None  # over all answers, those left out included
+    outcomes: dict[str, float] = {}  # noqa: RUF012 (pydantic copies it); shares, over the same
     rounds: int = 1
     verdicts: dict[str, int] = {}  # noqa: RUF012 (pydantic copies it); counts by kind
     fault: str = ""  # why a verdict failed, where one did
@@ -85,6 +88,12 @@ class LearnerBatch:
     mismatch: dict[str, float] = field(default_factory=dict)
     teacher: TeacherStates | None = None  # of this dense pass, if distillation wants it
     broken: bool = False  # the dense pass gave values that are not finite
+
+    @property
+    def entropy(self) -> float | None:
+        """Mean entropy of the policy over the learnt tokens, in nats; None without tokens."""
+        tokens = np.concatenate([np.zeros(0), *(scores.entropy for scores in self.scores)])
+        return float(tokens.mean()) if len(tokens) else None
 
 
 # Callbacks.

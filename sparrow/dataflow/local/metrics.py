@@ -29,14 +29,17 @@ def step_metrics(
     look: GateCheck,
     seconds: Mapping[str, float],
     distilled: DistillUpdate | None = None,
+    *,
+    kl: float | None = None,
 ) -> Metrics:
-    """All metrics of a step; unknown ones are left out."""
+    """All metrics of a step; unknown ones are left out. kl: KL(new || old) of its updates."""
     trajectories = rollouts.trajectories
     tokens = sum(map(len, trajectories))
     return (
         _rollout(trajectories, rollouts)
         | _advantages(batch)
         | _updates(updates)
+        | ({} if kl is None else {"actor/kl_new_old": kl})
         | batch.mismatch
         | gate_metrics(look)
         | {"sparse/accept_tokens": float(look.overall.tokens)}
@@ -58,6 +61,7 @@ def _rollout(trajectories: Sequence[Trajectory], rollouts: RolloutBatch) -> Metr
     }
     if rollouts.acc is not None:
         metrics["critic/acc/played"] = rollouts.acc
+    metrics |= {f"critic/outcome/{name}": share for name, share in rollouts.outcomes.items()}
     if not trajectories:
         return metrics
     rewards = np.array([t.reward for t in trajectories], dtype=float)
@@ -78,11 +82,10 @@ def _advantages(batch: LearnerBatch) -> Metrics:
     if not batch.samples:
         return {}
     values = np.array([sample.advantage for sample in batch.samples])
-    entropy = np.concatenate([scores.entropy for scores in batch.scores])
     return {
         **_range("critic/advantages", values),
         "critic/advantages/zero_frac": float((values == 0).mean()),
-        "actor/entropy": float(entropy.mean()) if len(entropy) else 0.0,
+        "actor/entropy": batch.entropy or 0.0,
     }
 
 

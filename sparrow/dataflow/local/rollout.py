@@ -28,7 +28,7 @@ from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.engine.answer import DENSE, ResolvedDecoding
 from sparrow.schema.base import from_dict
 from sparrow.schema.episode import Group, Trajectory
-from sparrow.schema.evaluation import Evaluation
+from sparrow.schema.evaluation import Evaluation, outcome, outcome_shares
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
@@ -118,6 +118,7 @@ class RolloutSide:
         dropped = [group for group in groups if not self._is_informative(group)]
         trajectories = [t for group in groups for t in group.trajectories]
         accs = [t.acc for t in trajectories if t.acc is not None]
+        outcomes = [outcome(t.acc, t.truncated) for t in trajectories if t.acc is not None]
         verdicts = Counter(self._verdicts()) - before
         fault = getattr(self.judge, "last_fault", "") if verdicts.keys() & {*FAILED} else ""
         ranks = self.world.all_gather((verdicts, fault))
@@ -128,6 +129,7 @@ class RolloutSide:
             uninformative=len(dropped),
             watched=self._with_states(dropped),
             acc=sum(accs) / len(accs) if accs else None,
+            outcomes=outcome_shares(outcomes),
             rounds=rounds,
             verdicts=dict(sum((counts for counts, _ in ranks), Counter[str]())),
             fault=next((fault for _, fault in ranks if fault), ""),

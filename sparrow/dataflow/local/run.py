@@ -229,7 +229,8 @@ def describe_run(config: TrainConfig, decoding: ResolvedDecoding, rows: str) -> 
     gate, rollout = config.gate, config.rollout
     batch = f"{rollout.prompts} prompts x {rollout.samples} answers <= {rollout.max_tokens} tokens"
     corrections = ", ".join(choice.use for choice in config.algorithm.corrections) or "none"
-    target = f"keeps p05 >= {gate.target}, mode {gate.mode}"
+    misses = "" if gate.hard_misses is None else f", hard misses <= {gate.hard_misses:g} per 1000"
+    target = f"keeps p05 >= {gate.target}{misses}, mode {gate.mode}"
     sparse = decoding.schedule is not None and decoding.speculative is None
     rollouts = f"sparse, {decoding.describe()}" if sparse else decoding.describe()
     return {
@@ -507,7 +508,7 @@ def _identity(
             "data": {"workers", "deadline", "memory_gib"},
             "rollout": dict.fromkeys(("max_running", "kv_gib", "sleep"), True)
             | {"attention": {"schedule"}},  # its content counts, not its path
-            "batch": {"tokens", "recompute", "compile"},
+            "batch": {"tokens", "recompute", "compile", "kl_sample"},
             "gate": set(GateConfig.model_fields) - {"bin"},
             "optimiser": {"rate"},
         },

@@ -22,6 +22,7 @@ from sparrow.calibration.planning.hardware import Hardware
 from sparrow.calibration.tables import check_table, layers_table, plan_tables, tails_tables
 from sparrow.models.spec import spec_to_hf
 from sparrow.schema.calibrate import PlanConfig
+from sparrow.schema.evaluation import Estimate
 from sparrow.schema.plan import CheckedBin, ComparedBin, PlanFile
 from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.schema.surface import Cell, LayerLoss, Surface, Variant
@@ -143,6 +144,53 @@ def test_a_target_out_of_reach_is_refused_with_the_nearest_one() -> None:
             plan(context(surface(floor=floor)), target, allow_dense=allow_dense)
 
 
+# Hard misses by bin and budget, one more at the upper end.
+MISSES = {
+    0: {64: 1.0, 128: 1.0, 256: 0.0, 512: 0.0},
+    256: {64: 9.0, 128: 6.0, 256: 3.0, 512: 0.0},
+    512: {64: 20.0, 128: 9.0, 256: 4.5, 512: 2.0},
+}
+
+
+def missed(floor: float = 0.0) -> Surface:
+    """RISING with hard misses; dense beside dense has some too."""
+
+    def rate(value: float) -> Estimate:
+        return Estimate(value=value, low=max(0.0, value - 1), high=value + 1)
+
+    made = surface()
+    cells = [c.replace(hard_misses=rate(MISSES[c.start][c.budget])) for c in made.cells]
+    return made.replace(cells=cells, floor=[c.replace(hard_misses=rate(floor)) for c in made.floor])
+
+
+def test_hard_misses_are_a_second_constraint() -> None:
+    place = context(missed())
+    assert best(place).budgets == best(place, hard_misses=7.0).budgets == (64, 128, 256)
+    assert best(place, hard_misses=6.0).budgets == (64, 256, 256)  # 7, 4 and 5.5 at upper ends
+    assert best(place, hard_misses=5.0).budgets == (64, 256, 512)
+    assert best(place, by="p05", hard_misses=6.0).budgets == (64, 128, 256)
+    planned = plan(place, hard_misses=5.0)
+    assert planned.hard_misses == 5
+    assert [one.hard_misses.value for one in planned.bins] == [1, 3, 2]
+    assert [one.budgets for one in planned.sensitivity] == [(64, 256, 512), (64, 256, 512)]
+    with pytest.raises(planning.Unreachable, match="hard misses") as raised:
+        plan(place, hard_misses=1.5)
+    assert raised.value.nearest == -np.inf
+    dense = best(place, hard_misses=1.5, allow_dense=True)
+    assert dense.budgets == (256, 512, None)  # 1 at budget 64 may be 2; 512 is all of bin 256
+    with pytest.raises(planning.Unreachable):  # dense itself misses as many
+        best(context(missed(floor=2.0)), hard_misses=1.5, allow_dense=True)
+
+
+def test_a_surface_without_hard_misses_cannot_be_bounded() -> None:
+    with pytest.raises(ValueError, match="calibrate again"):
+        plan(context(), hard_misses=5.0)
+    part = missed()
+    old = part.replace(cells=[part.cells[0].replace(hard_misses=None), *part.cells[1:]])
+    with pytest.raises(ValueError, match="hard misses"):
+        plan(context(old), hard_misses=5.0)
+
+
 def test_layers_that_get_less_are_not_taken_for_dense() -> None:
     """A budget of the length keeps everything only where every layer has it."""
     uneven = variant("uneven", shares=(0.25, 1.0, 2.0))
@@ -254,8 +302,10 @@ def test_tables_fit_80_columns() -> None:
     )
     loss = surfaces.layer_loss("block-mean", 64, 0, 48) | {"layers": tuple(range(24))}
     planned = PlanFile(**surfaces.plan(12, 10_000))
+    rate = Estimate(value=12.345, low=9.0, high=15.0)
+    planned = planned.replace(bins=[one.replace(hard_misses=rate) for one in planned.bins])
     tail = {"p05": 0.8712, "low": 0.8123, "high": 0.9123}
-    fields = dict.fromkeys(CheckedBin.model_fields, 0) | tail
+    fields = dict.fromkeys(CheckedBin.model_fields, 0) | tail | {"p0_1": None, "hard_misses": None}
     check = [CheckedBin(**fields | {"start": one.start}) for one in planned.bins]
     screen = StringIO()
     console = Console(width=80, file=screen, markup=False)

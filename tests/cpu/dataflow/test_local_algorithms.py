@@ -95,14 +95,15 @@ def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
     assert request == run.request()
     played = pickle.loads(pickle.dumps(run.rollout.generate(request)))
     assert played == run.rollout.generate(request)
+    decoding = run.rollout.decoding(request.schedule)
     state = run.learner.learner.state()
     mismatch, gradient = {}, {}
     for name, corrections in chosen.items():
         own = config(model, tmp_path / "run", algorithm={"corrections": corrections})
         algorithm = make_algorithm(own.algorithm, max_tokens=30)
         side = replace(run.learner, algorithm=algorithm)
-        batch = pickle.loads(pickle.dumps(side.score(played)))
-        (stats,) = side.update(batch)
+        batch = pickle.loads(pickle.dumps(side.score(played, decoding)))
+        (stats,) = side.update(batch, decoding)
         assert not stats.skipped
         mismatch[name], gradient[name] = batch.mismatch, stats.gradient
         side.learner.restore(state)
@@ -155,6 +156,9 @@ def test_dynamic_sampling_leaves_out_what_is_all_right_and_refills(
     assert found["data/groups"] == 2
     assert found["critic/acc/mean"] == 0.5
     assert found["critic/acc/played"] == 0.8, "three of five groups are all right"
+    shares = [found[f"critic/outcome/{name}"] for name in ("right", "cut_off", "wrong")]
+    assert shares[0] == 0.8
+    assert sum(shares) == pytest.approx(1)
     assert run.ledger.position == 5
     ids = [group.prompt_id for group in read_rollouts(tmp_path / "run", 0)]
     assert ids == [f"assignments-100-{FIRST + n}" for n in (3, 4)]

@@ -9,6 +9,9 @@ import pytest
 from support import cli
 from support.training import SPARSE, config, lines, metrics, model_folder, trained
 
+from sparrow.dataflow.checkpoints import Checkpoints
+from sparrow.dataflow.local.ledger import Ledger
+from sparrow.dataflow.local.messages import GateStop
 from sparrow.schema.loading import save_resolved
 from sparrow.training.learner import Learner, SampleScores
 
@@ -25,7 +28,7 @@ def straying(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drop(monkeypatch: pytest.MonkeyPatch, to: float, when: Callable[[int], bool]) -> None:
-    """Exact acceptance of every twelfth token falls at some readings of the learner."""
+    """Of every twelfth token acceptance falls and the policy is sure, at some readings."""
     inner = Learner.score
     calls = iter(range(1000))
 
@@ -39,7 +42,10 @@ def drop(monkeypatch: pytest.MonkeyPatch, to: float, when: Callable[[int], bool]
 def _with_tail(one: SampleScores, to: float) -> SampleScores:
     assert one.alpha is not None
     places = np.arange(len(one.alpha)) % 12 == 5
-    return one._replace(alpha=np.where(places, np.float32(to), one.alpha))
+    alpha, entropy = (
+        np.where(places, np.float32(x), y) for x, y in ((to, one.alpha), (0, one.entropy))
+    )
+    return one._replace(alpha=alpha, entropy=entropy)
 
 
 def test_act_raises_then_runs_dense_and_the_tail_recovers(straying: Path, tmp_path: Path) -> None:
@@ -103,3 +109,47 @@ def test_the_command_ends_with_3_and_goes_on_when_the_gate_is_told_otherwise(
     assert "gate.mode act -> warn" in told
     assert [line["step"] for line in metrics(tmp_path / "run")] == [0, 1]
     assert (tmp_path / "run" / "model" / "config.json").exists()
+
+
+def test_a_stop_of_an_older_version_still_holds(model: Path, tmp_path: Path) -> None:
+    """Its settings lack those that came later, at which they are at their defaults."""
+    chosen = config(model, tmp_path / "run", gate=WATCH)
+    ledger = Ledger(config=chosen, identity="", checkpoints=Checkpoints(tmp_path, 1))
+    older = chosen.gate.model_dump_json(exclude={"hard_misses"})
+    ledger.stopped = {"reason": "p05", "gate": older}
+    with pytest.raises(ValueError, match="p05"):
+        ledger.refuse_stopped()
+    ledger.config = config(model, tmp_path / "run", gate={**WATCH, "hard_misses": 5.0})
+    ledger.refuse_stopped()
+
+
+def test_a_run_whose_updates_go_too_far_stops(model: Path, tmp_path: Path) -> None:
+    gate = {"mode": "act", "target": 0.01, "max_kl": 1e-9, "patience": 2}
+    chosen = config(model, tmp_path / "run", gate=gate)
+    with pytest.raises(GateStop, match="KL"):
+        trained(chosen)
+    (action,) = lines(tmp_path / "run" / "actions.jsonl")
+    found = metrics(tmp_path / "run")
+    assert (action["step"], action["kind"], action["metric"]) == (1, "stop", "kl")
+    assert action["value"] == found[1]["actor/kl_new_old"] > 1e-9
+    with pytest.raises(ValueError, match="the gate stopped this run"):
+        trained(chosen)
+    trained(config(model, tmp_path / "run", gate=gate | {"max_kl": 1e3}))
+    assert len(metrics(tmp_path / "run")) == 4
+    with pytest.raises(ValueError, match="kl_sample"):
+        config(model, tmp_path / "run", gate=gate, batch={"kl_sample": 0})
+
+
+def test_hard_misses_raise_budgets_in_a_run(
+    straying: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the target is met and the bound is not."""
+    drop(monkeypatch, 0.3, lambda call: True)
+    gate = {**WATCH, "target": 0.001, "hard_misses": 0.0, "mode": "act"}
+    trained(config(straying, tmp_path / "run", rollout=ROLLOUT, gate=gate, run={"steps": 1}))
+    found = metrics(tmp_path / "run")
+    assert found[0]["sparse/hard_misses_max"] > 0
+    assert found[0]["sparse/hard_misses"] == pytest.approx(found[0]["sparse/step/hard_misses"])
+    actions = lines(tmp_path / "run" / "actions.jsonl")
+    assert actions
+    assert all(action["hard_misses"]["value"] > 0 for action in actions)

@@ -2,9 +2,17 @@
 
 import numpy as np
 import pytest
+from support.samples import sample
 
+from sparrow.dataflow.local.learner import draw_samples
 from sparrow.dataflow.local.metrics import _tail_of_step, validation_metrics
-from sparrow.schema.evaluation import Estimate, Evaluation, EvaluationCell
+from sparrow.schema.evaluation import (
+    Estimate,
+    Evaluation,
+    EvaluationCell,
+    outcome,
+    outcome_shares,
+)
 from sparrow.schema.gate import AcceptanceReading, BinCheck, Figures, GateCheck
 
 NONE = dict.fromkeys(("p01", "p05", "low", "high", "p50", "mean", "estimate"))
@@ -58,6 +66,34 @@ def test_bins_are_those_of_the_look_and_need_a_hundred_tokens() -> None:
     figures = {"p05": 0.9, "p0_1": 0.9, "hard_misses": 0.0, "uncertain": 0.0}
     assert sure == pytest.approx({f"sparse/step/{name}": value for name, value in figures.items()})
     assert _tail_of_step([], look(0)) == _tail_of_step([reading(0, [], [])], look(0)) == {}
+
+
+def test_outcomes_are_three_and_add_up_to_one() -> None:
+    """A right answer at the limit is right; part of the accuracy is not right."""
+    answers = [(1.0, False), (1.0, True), (0.5, True), (0.9, False), (0.0, False)]
+    found = outcome_shares([outcome(*answer) for answer in answers])
+    assert found == {"right": 0.4, "cut_off": 0.2, "wrong": 0.4}
+    assert outcome_shares([]) == {}
+
+
+def test_samples_drawn_for_the_kl_weigh_as_all_of_them() -> None:
+    """The mean over tokens is kept on average; samples without an advantage are drawn less."""
+    samples = [
+        sample(10 + 3 * n, 4, advantage=advantage, seed=n)
+        for n, advantage in enumerate([0.0, 2.0, -1.0, 0.0, 0.5, 0.0, -2.0, 1.0])
+    ]
+    tokens, values = np.array([one.learnt for one in samples]), np.arange(8) ** 2
+    every = draw_samples(samples, 8, np.random.default_rng(0))
+    assert every == dict.fromkeys(range(8), pytest.approx(1 / tokens.sum()))
+    draws = [draw_samples(samples, 3, np.random.default_rng(seed)) for seed in range(3000)]
+    assert all(1 <= len(drawn) <= 3 for drawn in draws)
+    means = [sum(w * tokens[n] * values[n] for n, w in drawn.items()) for drawn in draws]
+    wanted = (tokens * values).sum() / tokens.sum()
+    assert np.mean(means) == pytest.approx(wanted, rel=0.03)
+    often = np.bincount([n for drawn in draws for n in drawn], minlength=8) / tokens
+    assert often[6] > 3 * often[5]
+    flat = [one.replace(advantage=0.0) for one in samples]  # no update: any will do
+    assert len(draw_samples(flat, 3, np.random.default_rng(0))) <= 3
 
 
 def test_held_out_accuracy() -> None:

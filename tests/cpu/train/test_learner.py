@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.samples import batch, plain_logprobs, sample, small_model
-from support.sharded import copied, ones, ready, states_of
+from support.sharded import copied, evenly, ones, ready, states_of
 
 from sparrow import models, ops
 from sparrow.schema.episode import TrainSample
@@ -115,6 +115,31 @@ def test_an_update_makes_good_answers_likelier() -> None:
     good, bad = (one.logprob.sum() for one in own.score(samples))
     assert (good > before[0], bad < before[1]) == (True, True)
     assert (stats.kl, stats.clipped) == (pytest.approx(0, abs=1e-6), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kl_of_an_update_is_exact(dtype: torch.dtype) -> None:
+    """KL(new || old) of whole distributions, over tokens; 0 while nothing has moved."""
+    own, samples = learner(tokens=60, dtype=dtype), ready(batch())
+    old = own.snapshot(samples, evenly(samples))
+    assert own.kl(old) == 0
+    before = [torch.tensor(states_of(own.policy.model, one)) for one in samples]
+    head = own.policy.model.head.detach().clone()
+    own.update(samples, ones(samples), PPO)
+    found, total = own.kl(old), 0.0
+    for hidden, one in zip(before, samples, strict=True):
+        q = (hidden @ head.T).log_softmax(1)
+        new = torch.tensor(states_of(own.policy.model, one))
+        p = (new @ own.policy.model.head.detach().T).log_softmax(1)
+        total += float((p.exp() * (p - q)).sum())
+    wanted = total / sum(one.learnt for one in samples)
+    assert found == pytest.approx(wanted, rel=1e-4 if dtype == torch.float32 else 0.2)
+    weights = own.named_weights()
+    assert own.kl(own.snapshot(samples[:2], [1.0, 1.0])) == 0
+    double = own.kl(old._replace(weights=[2 * weight for weight in old.weights]))
+    assert double == pytest.approx(2 * found)
+    for name, weight in own.named_weights().items():
+        assert torch.equal(weight, weights[name]), name
 
 
 def test_a_restored_learner_goes_on_bit_for_bit() -> None:

@@ -112,6 +112,18 @@ def test_the_kl_term_is_that_of_one_process(alone: Results, ranks: list[Results]
             assert found["kl"][name] == pytest.approx(alone["kl"][name], rel=1e-3)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_measure_how_far_an_update_moved_the_policy(
+    alone: Results, ranks: list[Results], case: str
+) -> None:
+    wanted = alone["moved"][case]
+    assert wanted[0] == 0
+    assert wanted[1] > 1e-4
+    first, second = (found["moved"][case] for found in ranks)
+    assert first == second
+    assert first == pytest.approx(wanted, rel=1e-2)
+
+
 def test_ranks_take_up_the_state_of_one_process_and_the_reverse(
     folder: Path, ranks: list[Results]
 ) -> None:

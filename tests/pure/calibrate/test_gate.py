@@ -12,7 +12,7 @@ from sparrow.schema.gate import AcceptanceReading, Action, GateCheck, metrics
 from sparrow.schema.gate import RatioEstimate as Estimate
 from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
 from sparrow.schema.train import GateConfig
-from sparrow.stats import quantile_interval
+from sparrow.stats import quantile_interval, rate_interval
 
 Level = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (budgets, lengths) -> p05
 
@@ -279,6 +279,141 @@ def test_bad_input() -> None:
         Gate(config(bin=4), STEPS, longest=512)
     with pytest.raises(ValueError, match="alpha"):
         reading("a", 0, np.array([1.0, 1.5]))
+
+
+# Hard misses.
+
+
+def missing(gate: Gate, step: int, *counts: int, sure: bool = True) -> GateCheck:
+    """Of 100 tokens from length 300 on of each prompt so many are 0; the policy was sure or not."""
+    readings = []
+    for i, count in enumerate(counts):
+        alpha = np.where(np.arange(100) < count, 0.0, 1.0)
+        entropy = np.full(100, 0.05 if sure else 0.5)
+        about = {"prompt": f"{step}/{i}", "lengths": 300 + np.arange(100)}
+        readings.append(AcceptanceReading(**about, alpha=alpha, entropy=entropy))
+    return gate.observe(step, readings)
+
+
+def test_hard_misses_are_a_second_bound() -> None:
+    """3 of 100 tokens: p05 is 1, and of 1000 tokens 30 are missed."""
+    look = missing(Gate(CONFIG, STEPS, longest=512), 0, *[3] * 8)
+    found = look.bins[2]
+    assert (found.p05, found.p0_1.value, found.hard_misses.value) == (1.0, 0.0, 30.0)
+    wanted = rate_interval([np.arange(100) < 3] * 8)
+    assert (found.hard_misses.low, found.hard_misses.high) == (wanted.low, wanted.high)
+    assert look.actions == ()
+    named = metrics(look)
+    assert named["sparse/hard_misses"] == named["sparse/hard_misses_max"] == 30
+    assert named["sparse/hard_misses/bin_256"] == 30
+    assert named["sparse/hard_misses_low/bin_256"] == wanted.low
+    assert named["sparse/gate_violation_frac"] == named["sparse/accept_p0_1/bin_256"] == 0
+
+    own = config(hard_misses=5.0)
+    gate = Gate(own, STEPS, longest=512)
+    look = missing(gate, 0, *[3] * 8)
+    (action,) = look.actions
+    assert (action.kind, action.before, action.after) == ("raise", 128, 192)
+    assert action.hard_misses == look.bins[2].hard_misses
+    assert "hard misses" in action.reason
+    assert "p05" not in action.reason
+    assert metrics(look)["sparse/gate_violation_frac"] == 1
+    for changes, kind in (({"mode": "warn"}, ["warn"]), ({"mode": "off"}, [])):
+        other = Gate(own.replace(**changes), STEPS, longest=512)
+        assert kinds([missing(other, 0, *[3] * 8)]) == kind
+        assert other.schedule == STEPS
+    assert kinds([missing(Gate(own, None, longest=512), 0, *[3] * 8)]) == ["stop"]
+    assert missing(Gate(own, STEPS, longest=512), 0, *[3] * 8, sure=False).actions == ()
+
+
+def test_hard_misses_that_are_not_surely_too_many_take_patience() -> None:
+    gate = Gate(config(hard_misses=5.0, window=1), STEPS, longest=512)
+    looks = [missing(gate, step, 4, 4, *[0] * 6) for step in range(2)]
+    assert looks[0].bins[2].hard_misses.value == 10
+    assert looks[0].bins[2].hard_misses.low < 5
+    looks += [missing(gate, 2, *[0] * 8)]  # resets
+    looks += [missing(gate, step, 4, 4, *[0] * 6) for step in (3, 4, 5)]
+    assert [(a.kind, a.step) for a in actions(looks)] == [("raise", 5)]
+    assert "3 checks" in actions(looks)[0].reason
+
+
+def test_budgets_fall_only_where_hard_misses_surely_are_within_the_bound() -> None:
+    """Without any in 2400 tokens, up to 3.7 / 2400 are possible: 1.5 per 1000."""
+    for bound, lowered in ((1.0, []), (2.0, ["lower"])):
+        gate = Gate(config(hard_misses=bound, lower=True), STEPS, longest=512)
+        looks = [missing(gate, step, *[0] * 12) for step in range(4)]
+        assert kinds(looks) == lowered
+
+
+def test_hard_misses_need_entropies() -> None:
+    gate = Gate(CONFIG, STEPS, longest=512)
+    look = gate.observe(0, [reading(f"{i}", 300, np.ones(100)) for i in range(4)])
+    assert look.bins[2].hard_misses is None
+    assert "sparse/hard_misses" not in metrics(look)
+    bounded = Gate.restore(config(hard_misses=5.0), gate.state())
+    with pytest.raises(ValueError, match="entropy"):
+        bounded.observe(1, [reading("a", 300, np.ones(100))])
+    look = missing(bounded, 1, *[3] * 8)  # the window still has tokens without
+    assert (look.bins[2].hard_misses, look.actions) == (None, ())
+    assert kinds([missing(bounded, step, *[3] * 8) for step in (4, 5)]) == ["raise", "raise"]
+
+
+def test_states_of_older_versions_are_restored() -> None:
+    gate = Gate(CONFIG, STEPS, longest=512)
+    missing(gate, 0, *[3] * 8)
+    state = json.loads(json.dumps(gate.state()))
+    assert Gate.restore(CONFIG, state).state() == state
+    for window in state["watches"]:
+        del window["missing"]
+        window["samples"] = [sample[:3] for sample in window["samples"]]
+    look = Gate.restore(CONFIG, state).observe(1, [])
+    assert (look.bins[2].tokens, look.bins[2].hard_misses) == (800, None)
+
+
+# Stop rules on the policy.
+
+
+def ruled(gate: Gate, *figures: tuple[float | None, float | None]) -> list[list[str]]:
+    """The actions of steps with this entropy and KL, as metric and kind; through JSON each time."""
+    found = []
+    for entropy, kl in figures:
+        gate = Gate.restore(gate.config, json.loads(json.dumps(gate.state(), allow_nan=False)))
+        look = gate.observe(gate.state()["step"] + 1, [])
+        look = gate.judge_policy(look, entropy=entropy, kl=kl)
+        found.append([f"{a.metric} {a.kind}" for a in look.actions])
+    return found
+
+
+def test_a_kl_above_its_bound_stops() -> None:
+    far, near = (None, 0.2), (None, 0.1)
+    rule = config(max_kl=0.1, patience=2)
+    assert ruled(Gate(rule, None, longest=512), far, near, far, far) == [[], [], [], ["kl stop"]]
+    unknown = (None, None)  # a step without an update neither counts nor resets
+    assert ruled(Gate(rule, None, longest=512), far, unknown, far)[-1] == ["kl stop"]
+    broken = (None, float("nan"))
+    assert ruled(Gate(rule, None, longest=512), broken, broken)[-1] == ["kl stop"]
+    warns = Gate(rule.replace(mode="warn", window=2), None, longest=512)
+    assert ruled(warns, *[far] * 4) == [[], ["kl warn"], [], ["kl warn"]]
+    for quiet in (rule.replace(mode="off"), config(patience=2)):
+        assert ruled(Gate(quiet, None, longest=512), *[(9.0, 9.0)] * 5) == [[]] * 5
+
+
+def test_an_entropy_far_from_that_of_the_first_steps_stops() -> None:
+    """The mean of the first two is 0.2: between 0.1 and 0.4 nothing is said."""
+    rule = config(entropy_factor=2.0, window=2, patience=2)
+    first = [(0.1, None), (0.3, None)]
+    for beyond in (0.41, 0.09):
+        steps = [*first, (0.39, None), (beyond, None), (0.11, None), *[(beyond, None)] * 2]
+        assert ruled(Gate(rule, None, longest=512), *steps) == [[]] * 6 + [["entropy stop"]]
+    # The first steps count also where the rule is set later; a run of an older version has none.
+    gate = Gate(rule.replace(entropy_factor=None), None, longest=512)
+    for entropy, _ in first:
+        gate.judge_policy(gate.observe(gate.state()["step"] + 1, []), entropy=entropy, kl=None)
+    state = gate.state()
+    later = ruled(Gate.restore(rule, state), *[(0.5, None)] * 3)
+    assert later == [[], ["entropy stop"], ["entropy stop"]]
+    older = {key: value for key, value in state.items() if key != "policy"}
+    assert ruled(Gate.restore(rule, older), *[(0.5, None)] * 4) == [[]] * 4
 
 
 # State and figures.

@@ -16,8 +16,10 @@ from sparrow.reporting.render import html
 from sparrow.reporting.run_page import difference, make_page
 from sparrow.reporting.training import verdict
 from sparrow.schema.common import ReportConfig
+from sparrow.schema.evaluation import Estimate
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_folder import HeldOut, read_run, read_runs
+from sparrow.schema.surface import Surface
 
 
 def items(page: Page) -> dict[str, Item]:
@@ -45,7 +47,7 @@ def test_a_demo_has_every_part_that_the_page_promises(tmp_path: Path) -> None:
     folder = run_folders.demo(tmp_path / "demo")
     page = make_page([folder])
     keys = [section.key for section in page.sections]
-    assert keys == ["surface", "schedule", "learning", "tail", "kept", "time", "final"]
+    assert keys == ["surface", "schedule", "learning", "tail", "policy", "kept", "time", "final"]
     assert {"surface-0", "kept-tokens", "reward-by-step", "tail-0", "kept-kv", "speed-0"} <= set(
         items(page)
     )
@@ -75,6 +77,38 @@ def test_curves_are_those_of_the_files(run: Path) -> None:
     assert tail.lines[0].spans[0] == (1, 0.93, 0.97)
     assert [level.y for level in tail.levels] == [0.86]
     assert remarks(page) == ["Step 3: raise: p05 0.80 [0.75, 0.84] at 96 to 192"]
+
+
+def test_hard_misses_entropy_and_kl_stand_beside_p05(run: Path, tmp_path: Path) -> None:
+    page = make_page([run])
+    misses, far = chart(page, "misses-0"), chart(page, "far-tail-0")
+    (line,) = misses.lines  # no other bin was measured
+    assert (line.points[0], line.spans[0]) == ((1, 3), (1, 2, 20))
+    assert [level.y for level in misses.levels] == [5]
+    assert far.lines[0].points[0] == (1, 0.2)
+    assert chart(page, "entropy").lines[0].points[:2] == [(1, 0.3), (2, pytest.approx(0.29))]
+    assert chart(page, "kl").lines[0].points[0] == (1, 0.002)
+    assert [level.y for level in chart(page, "kl").levels] == [0.1]
+    outcomes = {line.name: line.points[1][1] for line in chart(page, "outcomes-by-step").lines}
+    assert outcomes == {"right": 0.5, "cut off": 0.2, "wrong": 0.3}
+    table = rows(page)
+    assert table["hard misses per 1000 of the worst length, highest"] == ("14.0",)
+    assert table["p0.1 of acceptance, first and last step"] == ("0.300 → 0.300",)
+    assert table["entropy, first and last steps"] == ("0.280 → 0.210",)
+    assert table["KL(new || old), first and last steps"] == ("0.002 → 0.002",)
+    assert table["training answers wrong"] == ("10% → 47%",)
+    both = make_page([run, run_folders.training(tmp_path / "b")])
+    assert [line.name for line in chart(both, "outcomes-by-step").lines] == ["run", "b"]
+
+
+def test_runs_of_older_versions_have_no_such_figures(run: Path) -> None:
+    new = ("sparse/hard_misses", "sparse/accept_p0_1", "actor/", "critic/outcome/")
+    lines = [run_folders.step(number) for number in range(3)]
+    old = [{key: line[key] for key in line if not key.startswith(new)} for line in lines]
+    run_folders.write_lines(run / "metrics.jsonl", old)
+    page = make_page([run])
+    assert not {"misses-0", "far-tail-0", "entropy", "kl", "outcomes-by-step"} & set(items(page))
+    assert rows(page)["entropy, first and last steps"] == ("-",)
 
 
 def test_a_curve_is_drawn_once_and_told_by_time(run: Path, tmp_path: Path) -> None:
@@ -190,6 +224,20 @@ def test_a_calibration_alone_and_a_run_that_has_not_begun(run: Path, tmp_path: P
     assert [section.key for section in make_page([run]).sections] == ["schedule"]
 
 
+def test_hard_misses_of_a_surface(tmp_path: Path) -> None:
+    folder = run_folders.calibration(tmp_path / "plan")
+    assert "surface-misses-0" not in items(make_page([folder]))  # as older versions have none
+    surface, rate = Surface.load(folder / "surface.json"), Estimate(value=2.0, low=1.0, high=4.5)
+    cells = [surface.cells[0].replace(hard_misses=rate), *surface.cells[1:]]
+    surface.replace(cells=cells).save(folder / "surface.json")
+    plan = PlanFile.load(folder / "plan.json")
+    plan.replace(hard_misses=5.0).save(folder / "plan.json")
+    misses = chart(make_page([folder]), "surface-misses-0")
+    assert misses.lines[0].points == [(48, 2)]
+    assert misses.lines[0].spans == [(48, 1, 4.5)]
+    assert [level.y for level in misses.levels] == [5]
+
+
 def test_a_schedule_and_its_plan(run: Path, tmp_path: Path) -> None:
     folder = run_folders.calibration(tmp_path / "plan")
     kept, all_tokens = chart(make_page([folder]), "kept-tokens").lines
@@ -201,6 +249,12 @@ def test_a_schedule_and_its_plan(run: Path, tmp_path: Path) -> None:
         ["96 to 192", "96", "0.900 [0.880, 0.920]", "70%"],
         ["192 on", "all", "-", "100%"],
     ]
+    bounded = PlanFile.load(folder / "plan.json").replace(hard_misses=5.0)
+    rate = Estimate(value=2.0, low=1.0, high=4.5)
+    bins = [bounded.bins[0].replace(hard_misses=rate), *bounded.bins[1:]]
+    table = plan_table(bounded.replace(bins=bins))
+    assert [row[3] for row in table.rows] == ["2.00 [1.00, 4.50]", "-", "-"]
+    assert "at most 5 per 1000" in table.say
     add_settings(run, "[rollout]\nmax_prompt = 64\nmax_tokens = 336\n")
     kept, _ = chart(make_page([run]), "kept-tokens").lines
     assert kept.points[-1] == (400, 400)  # to where answers end; the last bin keeps everything
