@@ -26,7 +26,7 @@ from sparrow.schema.base import Record
 from sparrow.stats import ONE_SIDE, student
 
 PUBLISHED = 0.86  # the realised p05 that was published as sufficient
-Interval = tuple[float, float]  # at 95 %
+Interval = tuple[float, float]  # at 95 %, unless said otherwise
 End = float | Literal["open below", "open above"]  # of an interval
 ENUMERATED = 5  # seeds up to which all draws are enumerated
 DRAWS, SEED = 2000, 0
@@ -131,10 +131,10 @@ def difference(first: FinalAccuracies, second: FinalAccuracies, common: float | 
         value=value,
         error=error,
         errors=value / error if error > 0 else None,
-        interval=_around(value, first, second),
+        interval=interval_around(value, first, second),
         by_seed=by_seed,
         paired=None if pairs is None else pairs.mean,
-        paired_interval=None if pairs is None else _around(pairs.mean, pairs),
+        paired_interval=None if pairs is None else interval_around(pairs.mean, pairs),
     )
 
 
@@ -143,7 +143,9 @@ def exceeds(value: float, error: float, errors: float) -> bool:
     return value > errors * error + ROUNDING
 
 
-def _around(value: float, *samples: FinalAccuracies) -> Interval | None:
+def interval_around(
+    value: float, *samples: FinalAccuracies, confidence: float = 1 - 2 * ONE_SIDE
+) -> Interval | None:
     """Student's interval of a mean, or Welch's of two means; needs two seeds of each."""
     parts = [
         (sample.variance / len(sample.finals), len(sample.finals) - 1)
@@ -154,7 +156,7 @@ def _around(value: float, *samples: FinalAccuracies) -> Interval | None:
     if len(parts) < len(samples) or whole == 0:
         return None
     freedom = whole**2 / sum(part**2 / free for part, free in parts)
-    half = student(freedom, ONE_SIDE) * math.sqrt(whole)
+    half = student(freedom, (1 - confidence) / 2) * math.sqrt(whole)
     return value - half, value + half
 
 

@@ -19,15 +19,26 @@ from typing import ClassVar
 from sparrow.schema.base import File, Record
 from sparrow.schema.run_folder import Metrics
 from sparrow_recipes.study import comparing
+from sparrow_recipes.study.analysis import Analysis, analyse
 from sparrow_recipes.study.config import LAST
-from sparrow_recipes.study.files import CellTail, StudyArm, StudyCell, StudyDesign, StudyFolder
+from sparrow_recipes.study.files import (
+    CellTail,
+    StartAnswers,
+    StudyArm,
+    StudyCell,
+    StudyDesign,
+    StudyFolder,
+)
 
-OFTEN = 1 / 3  # a bin counts where so many of the steps have it
+OFTEN = 1 / 3  # a bin counts where so many of the watched answers, or of the steps, reach it
 MOVED = 2.0  # standard errors by which a control that must not move may do so
 STEP_BIN, WINDOW_MIN = re.compile(r"sparse/step/p05/bin_(\d+)$"), "sparse/accept_p05_min"
+SURVIVORS = "sparse/step/survivors/bin_"
 MEASURES: dict[str, tuple[Callable[[Sequence[float]], float], str]] = {
     "lowest_window": (min, WINDOW_MIN),
     "p05": (fmean, "sparse/step/p05"),
+    "p0_1": (fmean, "sparse/step/p0_1"),
+    "hard_misses": (fmean, "sparse/step/hard_misses"),
     "p05_uncertain": (fmean, "sparse/step/p05_uncertain"),
     "uncertain": (fmean, "sparse/step/uncertain"),
     "k3": (fmean, "mismatch/k3"),
@@ -48,12 +59,27 @@ DRIFTS = {
 Drift = tuple[float | None, float | None]  # at the start and at the end, over seeds with both
 
 
+class BinTail(Record):
+    """p05 in a bin of lengths, mean over steps; survivors: share of watched answers that reach it.
+
+    Older runs did not count survivors.
+    """
+
+    p05: float
+    survivors: float | None
+
+
 class Worst(Record):
-    """The realised tail: p05 of the steps, averaged by bin of lengths, in the worst bin."""
+    """The realised tail: p05 of the steps, averaged by bin of lengths, in the worst bin.
+
+    A bin that fewer than a third of the watched answers reach (of older runs: that fewer than a
+    third of the steps have) is rare and not the worst: its p05 is of few survivors.
+    """
 
     p05: float
     bin: int
-    rare: tuple[int, ...]  # bins that too few steps have
+    rare: tuple[int, ...]
+    bins: Mapping[int, BinTail]
 
 
 class CellOutcome(Record):
@@ -68,6 +94,8 @@ class CellOutcome(Record):
     final: float | None
     last: float | None  # accuracy at the last evaluation: a final mean hides a late fall
     evaluations: int
+    cut_off: float | None  # share of answers in the last evaluations, as final
+    wrong: float | None
     start_length: float | None
     final_length: float | None
     short: bool | None
@@ -158,6 +186,8 @@ class StudyResults(File):
     left_out_of_fit: Mapping[str, str]
     schedule_against_fixed: tuple[FixedComparison, ...]
     negative_control: Control | None
+    analysis: Analysis | None = None
+    start: StartAnswers | None = None
 
     @property
     def baseline(self) -> ArmOutcome:
@@ -188,7 +218,7 @@ def conclude(study: StudyFolder) -> StudyResults:
         design=design,
         arms=tuple(arms.values()),
         common_variance=common,
-        threshold=comparing.find_threshold(points, design.tolerance),
+        threshold=None if design.analysis else comparing.find_threshold(points, design.tolerance),
         points=tuple(points),
         points_beside=tuple(beside),
         left_out_of_fit=left_out,
@@ -198,6 +228,8 @@ def conclude(study: StudyFolder) -> StudyResults:
             if arm.like
         ),
         negative_control=_control(flat[0], design) if flat else None,
+        analysis=analyse(study, judged),
+        start=study.start,
     )
 
 
@@ -226,6 +258,8 @@ def judge(cell: StudyCell, design: StudyDesign) -> CellOutcome:
         final=final,
         last=last[-1].accuracy if last else None,
         evaluations=sum(e.accuracy is not None for e in last),
+        cut_off=mean(e.outcomes.cut_off if e.outcomes else None for e in last),
+        wrong=mean(e.outcomes.wrong if e.outcomes else None for e in last),
         start_length=begin,
         final_length=end,
         short=short,
@@ -239,11 +273,19 @@ def worst_bin(steps: Sequence[Metrics]) -> Worst | None:
     """The bin of lengths with the lowest mean p05 over the steps."""
     keys = {key for line in steps for key in line.values}
     bins = {int(match[1]): values(steps, key) for key in keys if (match := STEP_BIN.match(key))}
-    often = {start: fmean(p05) for start, p05 in bins.items() if len(p05) >= OFTEN * len(steps)}
+    counted = [line for line in steps if any(key.startswith(SURVIVORS) for key in line.values)]
+    tails: dict[int, BinTail] = {}
+    often: list[int] = []
+    for start, p05 in sorted(bins.items()):
+        reached = sum(values(counted, f"{SURVIVORS}{start}")) / len(counted) if counted else None
+        tails[start] = BinTail(p05=fmean(p05), survivors=reached)
+        share = len(p05) / len(steps) if reached is None else reached
+        often += [start] if share >= OFTEN else []
     if not often:
         return None
-    lowest = min(sorted(often), key=lambda start: often[start])
-    return Worst(p05=often[lowest], bin=lowest, rare=tuple(sorted(bins.keys() - often.keys())))
+    lowest = min(often, key=lambda start: tails[start].p05)
+    rare = tuple(start for start in tails if start not in often)
+    return Worst(p05=tails[lowest].p05, bin=lowest, rare=rare, bins=tails)
 
 
 def measures(steps: Sequence[Metrics]) -> dict[str, float | None]:

@@ -31,12 +31,23 @@ from sparrow.reporting.page import (
 from sparrow.reporting.render import write_figures
 from sparrow.schema.run_folder import Outcomes
 from sparrow.schema.schedule import DENSE
+from sparrow_recipes.study import leading
+from sparrow_recipes.study.analysis import Analysis, Comparison, Share
 from sparrow_recipes.study.comparing import PUBLISHED, End, Interval, interval_text
-from sparrow_recipes.study.files import StudyCell, StudyDesign, StudyFolder
-from sparrow_recipes.study.outcome import ArmOutcome, CellOutcome, Drift, StudyResults
+from sparrow_recipes.study.files import StartAnswers, StudyCell, StudyDesign, StudyFolder
+from sparrow_recipes.study.outcome import (
+    ArmOutcome,
+    BinTail,
+    CellOutcome,
+    Drift,
+    StudyResults,
+    mean,
+)
+from sparrow_recipes.study.power import Power
 
 FEW = 40  # draws below which the outer quantiles are the extremes
 DASH = "\N{EN DASH}"  # for values that were not measured
+OTHERS = ("cut_off", "wrong")  # outcomes of an answer that is not right
 STEP = Axis(name="step", form=".0f")
 FIGURES = ("accuracy", "gaps", "tails", "budgets")  # sections with a file of their own
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -54,10 +65,17 @@ def study_page(study: StudyFolder, results: StudyResults) -> Page:
     """The page of a study: the verdicts, then a section for each kind of evidence."""
     design, common = results.design, results.common_variance
     borrowed = "none" if common is None else f"{common:.2g}"
+    analysis = results.analysis
     items: dict[str, Sequence[Item]] = {
+        "start": [_table("start", [_start_row(results.start)])] if results.start else [],
+        "power": [_power(analysis)] if analysis else [],
+        "comparisons": [_comparisons(analysis)] if analysis else [],
+        "predictions": [_predictions(analysis)] if analysis and analysis.hypotheses else [],
+        "leading": _leading(analysis) if analysis else [],
         "arms": _arms_tables(results),
         "accuracy": _accuracy(study),
-        "gaps": [_gaps(results)],
+        "survivors": _survivors(results),
+        "gaps": [] if analysis else [_gaps(results)],
         "fixed": [_fixed(results)] if results.schedule_against_fixed else [],
         "tails": _tails(study),
         "drift": [_drifts(results)],
@@ -66,6 +84,7 @@ def study_page(study: StudyFolder, results: StudyResults) -> Page:
         "cells": [_table("cells", map(_cell_row, _cells(results)))],
     }
     values = {"design": design, "borrowed": borrowed, "words": _threshold_note(results)}
+    values |= {"run": design.run, "analysis": design.analysis, "leading": leading}
     sections = [Section.named(key, part, TEXTS, **values) for key, part in items.items() if part]
     if design.commands:
         code = Remarks(key="command", lines=design.commands, code=True)
@@ -125,6 +144,89 @@ def _with_interval(value: float | None, interval: Interval | None) -> str:
     return _number(value, "+.3f") + (" [{:+.3f}, {:+.3f}]".format(*interval) if interval else "")
 
 
+def _start_row(start: StartAnswers) -> list[str]:
+    return [start.model, *_numbers(start, "answers:d right cut_off wrong")]
+
+
+def _power(analysis: Analysis) -> Table:
+    paths = "sd:.2f half non_inferior:.2f detectable"
+    rows = (
+        [_pair(power), "{} / {}".format(*power.seeds), *_numbers(power, paths)]
+        for power in analysis.power
+    )
+    return _table("power", rows)
+
+
+def _pair(pair: Power | Comparison) -> str:
+    return f"{pair.arm} less {pair.reference}"
+
+
+def _comparisons(analysis: Analysis) -> Table:
+    """Differences in right, cut off and wrong, with the verdict."""
+    return _table("comparisons", map(_comparison_row, analysis.comparisons))
+
+
+def _comparison_row(pair: Comparison) -> list[str]:
+    def shown(share: Share | None) -> str:
+        return DASH if share is None else _with_interval(share.value, share.interval)
+
+    return [
+        _pair(pair),
+        "{} / {}".format(*pair.runs),
+        *map(shown, (pair.right, pair.cut_off, pair.wrong)),
+        _number(pair.cut_off_share),
+        pair.verdict,
+    ]
+
+
+def _predictions(analysis: Analysis) -> Table:
+    shown = {True: "holds", False: "does not hold", None: DASH}
+    rows = [
+        (name, prediction, shown[holds])
+        for name, parts in analysis.hypotheses.items()
+        for prediction, holds in parts.items()
+    ]
+    return _table("predictions", rows)
+
+
+def _leading(analysis: Analysis) -> list[Item]:
+    """Indicators over all runs, and the alarms of every run."""
+    paths = "fallen:d leads:d follows:d first:d p others:d false:d missing:d"
+    verdict = {True: "leads", False: "no", None: DASH}
+    rows = ([i.name, *_numbers(i, paths), verdict[i.leading]] for i in analysis.indicators)
+    names = [indicator.name for indicator in analysis.indicators]
+
+    def alarm(run: leading.RunAlarms, name: str) -> str:
+        at = run.alarms.get(name)
+        return "never" if at is None and name in run.alarms else _number(at, "d")
+
+    runs = [
+        [run.cell, "never" if run.fell is None else str(run.fell), *(alarm(run, n) for n in names)]
+        for run in analysis.alarms
+    ]
+    alarms = _table("alarms", runs, TEXTS["alarms"]["title"], names="|".join(names))
+    return [_table("leading", rows), alarms]
+
+
+def _survivors(results: StudyResults) -> list[Item]:
+    """p05 by bin of lengths with the share of watched answers that reach it, mean of the seeds."""
+    tails = {arm.name: [c.worst.bins for c in arm.cells if c.worst] for arm in results.arms}
+    starts = sorted({start for arm in tails.values() for bins in arm for start in bins})
+    counted = any(t.survivors is not None for a in tails.values() for b in a for t in b.values())
+    if not counted:
+        return []
+
+    def shown(bins: Sequence[Mapping[int, BinTail]], start: int) -> str:
+        having = [part[start] for part in bins if start in part]
+        reached = [tail.survivors for tail in having if tail.survivors is not None]
+        if not reached:
+            return DASH
+        return f"{fmean(tail.p05 for tail in having):.3f} ({sum(reached) / len(bins):.0%})"
+
+    rows = ([name, *(shown(bins, start) for start in starts)] for name, bins in tails.items())
+    return [_table("survivors", rows, starts="|".join(map(str, starts)))]
+
+
 def _arms_tables(results: StudyResults) -> tuple[Table, Table]:
     """A row per arm: p05, accuracy by seed, gap, verdict; and the gaps paired by seed."""
     pairs = [
@@ -153,6 +255,7 @@ def _arm_row(arm: ArmOutcome, results: StudyResults) -> list[str]:
         _number(arm.start),
         " ".join(_number(cell.final) for cell in arm.cells),
         *_numbers(arm, "finals.mean"),
+        " / ".join(_number(mean(getattr(c, name) for c in arm.cells)) for name in OTHERS),
         " ".join(_number(cell.last) for cell in arm.cells),
         _with_interval(gap.value, gap.interval) if gap else DASH,
         *_numbers({"gap": gap}, "gap.error gap.errors:.1f"),
@@ -205,12 +308,15 @@ def _cell_row(cell: CellOutcome) -> list[str]:
     return [
         cell.name,
         cell.status + (f": {cell.message}" if cell.message else ""),
-        *_numbers(cell, "steps:d start final last start_length:.0f final_length:.0f"),
+        *_numbers(cell, "steps:d start final cut_off wrong last start_length:.0f final_length:.0f"),
         {None: DASH, True: "yes", False: "no"}[cell.short],
         ", ".join(cell.collapse) or "no",
         *_numbers(cell, "worst.p05 worst.bin:d"),
         rare,
-        *_numbers(cell.measures, "lowest_window p05 p05_uncertain k3:.2g least_ess skipped:.0f"),
+        *_numbers(
+            cell.measures,
+            "lowest_window p05 p0_1 hard_misses:.1f p05_uncertain k3:.2g least_ess skipped:.0f",
+        ),
     ]
 
 
@@ -286,6 +392,8 @@ def _outcome_row(study: StudyFolder, arm: str) -> list[str]:
 TAILS = {
     "sparse/accept_p05_min": Axis(name="p05 of acceptance, worst bin", form=".2f"),
     "sparse/step/p05_uncertain": Axis(name="p05 of uncertain tokens", form=".2f"),
+    "sparse/step/hard_misses": Axis(name="hard misses per 1000 tokens", form=".1f"),
+    leading.INDICATORS["KL(new || old)"][0]: Axis(name="KL(new || old)", form=".3g"),
     "actor/entropy": Axis(name="entropy of the policy", form=".2f"),
     "response_length/mean": Axis(name="mean tokens of an answer", form=".0f"),
 }
@@ -296,6 +404,8 @@ def _tails(study: StudyFolder) -> list[Chart]:
     charts = []
     for rank, (metric, y) in enumerate(TAILS.items()):
         lines = _tracks(study, study.cells, partial(_logged, metric=metric))
+        if not lines:
+            continue
         levels = [Level(y=PUBLISHED, name=f"{PUBLISHED:g}")] if "p05" in metric else []
         key = f"tails-{rank}"
         charts.append(Chart(key=key, title=y.name, x=STEP, y=y, lines=lines, levels=levels))

@@ -1,5 +1,6 @@
 """The verdicts of a study, as sentences made from its numbers alone."""
 
+from sparrow_recipes.study.analysis import Analysis, Comparison
 from sparrow_recipes.study.comparing import PUBLISHED, interval_text
 from sparrow_recipes.study.outcome import ArmOutcome, FixedComparison, StudyResults
 
@@ -10,7 +11,9 @@ def with_verdicts(results: StudyResults) -> StudyResults:
 
 
 def verdicts(results: StudyResults) -> list[str]:
-    """The sentences of a study: completeness, learning, collapses, lags, controls, threshold."""
+    """The sentences of a study: of its analysis; without one, of lags, controls and threshold."""
+    if results.analysis is not None:
+        return [s for s in (incomplete(results), *_analysed(results.analysis)) if s]
     reasons = inconclusive(results)
     sentences = [
         f"Inconclusive: {'; '.join(reasons)}." if reasons else "",
@@ -26,9 +29,38 @@ def verdicts(results: StudyResults) -> list[str]:
 
 
 def inconclusive(results: StudyResults) -> list[str]:
-    """Why the study is inconclusive; empty if its controls behaved as required."""
+    """Why the study is inconclusive; empty if its controls behaved as required.
+
+    A study with an analysis has its conditions there.
+    """
+    if results.analysis is not None:
+        return []
     reasons = (_baseline_fault(results), _positive_fault(results), _negative_fault(results))
     return [reason for reason in reasons if reason]
+
+
+def _analysed(analysis: Analysis) -> list[str]:
+    holding = [
+        name
+        for name, parts in analysis.hypotheses.items()
+        if all(holds is True for holds in parts.values())
+    ]
+    leading = [part.name for part in analysis.indicators if part.leading]
+    return [
+        *map(_compared, analysis.comparisons),
+        f"Predictions that hold: {', '.join(holding) or 'of no hypothesis'}."
+        if analysis.hypotheses
+        else "",
+        f"Leading indicators: {', '.join(leading) or 'none shown'}.",
+    ]
+
+
+def _compared(pair: Comparison) -> str:
+    if pair.right is None or pair.right.interval is None:
+        return f"{pair.arm} less {pair.reference}: {pair.verdict}."
+    low, high = pair.right.interval
+    by = f"right {pair.right.value:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return f"{pair.arm} less {pair.reference}: {pair.verdict} ({by})."
 
 
 def incomplete(results: StudyResults) -> str:

@@ -1,0 +1,57 @@
+"""What a comparison of two arms can show with so many seeds, before it runs.
+
+Both arms are assumed normal with the same standard deviation, so that Welch's interval has
+n + m - 2 degrees of freedom; where they differ, it has fewer and shows less.
+"""
+
+import math
+
+from sparrow.schema.base import Record
+from sparrow.stats import student
+
+POWER = 0.80
+
+
+class Power(Record):
+    """The power of a comparison. half: half width of the interval.
+
+    non_inferior: the chance to show non-inferiority of an arm that is equal. detectable: the
+    smallest difference whose interval excludes 0 with a chance of 80 %. Without two seeds of each
+    arm there is no interval.
+    """
+
+    arm: str
+    reference: str
+    seeds: tuple[int, int]
+    sd: float
+    half: float | None = None
+    non_inferior: float | None = None
+    detectable: float | None = None
+
+
+def power(
+    pair: tuple[str, str], seeds: tuple[int, int], sd: float, *, margin: float, confidence: float
+) -> Power:
+    """The power of a pair of arms with so many seeds each."""
+    from scipy.optimize import brentq
+    from scipy.stats import nct  # takes a while to import
+
+    arm, reference = pair
+    if min(seeds) < 2:
+        return Power(arm=arm, reference=reference, seeds=seeds, sd=sd)
+    freedom, error = sum(seeds) - 2, sd * math.sqrt(sum(1 / count for count in seeds))
+    critical = student(freedom, (1 - confidence) / 2)
+
+    def chance(difference: float) -> float:
+        """That the lower end of an interval around this difference is above 0."""
+        return float(nct.sf(critical, freedom, difference / error))
+
+    return Power(
+        arm=arm,
+        reference=reference,
+        seeds=seeds,
+        sd=sd,
+        half=critical * error,
+        non_inferior=chance(margin),
+        detectable=float(brentq(lambda gap: chance(gap) - POWER, 0, 20 * error)),
+    )
