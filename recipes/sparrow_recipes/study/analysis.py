@@ -61,11 +61,14 @@ class Analysis(Record):
 
 
 def planned_power(config: AnalysisConfig, seeds: Mapping[str, int]) -> tuple[Power, ...]:
-    """The power of every comparison at every assumed standard deviation; seeds: by arm."""
+    """The power of comparisons at every assumed standard deviation; seeds: by arm."""
     options = {"margin": config.margin, "confidence": config.confidence}
+    alike: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for arm, other in config.pairs:
+        alike[seeds[arm], seeds[other]].append(f"{arm} less {other}")
     return tuple(
-        power((arm, other), (seeds[arm], seeds[other]), sd, **options)
-        for arm, other in config.pairs
+        power(tuple(pairs), counts, sd, **options)
+        for counts, pairs in alike.items()
         for sd in config.sd
     )
 
@@ -143,7 +146,7 @@ def _verdict(
     assert design.analysis is not None
     if right is None or right.interval is None:
         return "no result"
-    if not design.allow_cut_off and design.cut_off is not None:
+    if design.cut_off is not None and (primary or not design.allow_cut_off):
         if cut_off is None:
             return "cut off not measured"
         if cut_off >= design.cut_off:

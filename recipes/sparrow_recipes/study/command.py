@@ -98,12 +98,12 @@ def _power(config: StudyConfig, analysis: AnalysisConfig) -> Table:
 
     noun = f"half of the {analysis.confidence:.0%} interval"
     test = f"power of non-inferiority at {analysis.margin:g}"
-    table = Table("comparison", "seeds", "assumed sd", noun, test, "detectable, power 80 %")
+    table = Table("comparisons", "seeds", "assumed sd", noun, test, "detectable, power 80 %")
     seeds = {arm.name: len(config.seeds_of(arm)) for arm in config.arms}
-    for pair in planned_power(analysis, seeds):
-        figures = (pair.sd, pair.half, pair.non_inferior, pair.detectable)
+    for row in planned_power(analysis, seeds):
+        figures = (row.sd, row.half, row.non_inferior, row.detectable)
         numbers = ("-" if figure is None else f"{figure:.3f}" for figure in figures)
-        table.add_row(f"{pair.arm} less {pair.reference}", "{} / {}".format(*pair.seeds), *numbers)
+        table.add_row(", ".join(row.comparisons), "{} / {}".format(*row.seeds), *numbers)
     return table
 
 

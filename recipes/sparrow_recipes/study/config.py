@@ -19,6 +19,7 @@ ArmRole = Literal["baseline", "arm", "collapses", "flat"]
 ArmKind = Literal["dense", "target", "fixed", "budget", "schedule"]
 Right = Literal["higher", "lower", "open", "non-inferior"]
 Pair = tuple[types.Name, types.Name]  # arms
+Shares = Annotated[tuple[types.Share, types.Share], Field(strict=False)]
 LAST = 3  # evaluations at the end whose mean is a run's final accuracy
 MOST_RUNS = 4096
 OVERRIDES = {
@@ -123,7 +124,7 @@ class PredictionConfig(Record):
     hypothesis: types.Name
     compare: Pair | None = None
     right: Right | None = None
-    fell: dict[types.Name, tuple[types.Share, types.Share]] = Field(default_factory=dict)
+    fell: dict[types.Name, Shares] = Field(default_factory=dict)
 
     def _check(self) -> None:
         both = (self.compare is None) == (self.right is None)

@@ -27,7 +27,7 @@ INDICATORS = {  # metric of a step, and +1 if it is bad to rise
     "p0.1": ("sparse/step/p0_1", -1),
     "hard misses": ("sparse/step/hard_misses", 1),
     "entropy": ("actor/entropy", 1),
-    "KL(new || old)": ("actor/kl_new_old", 1),
+    "KL": ("actor/kl_new_old", 1),  # of the policy after an update from that before
 }
 
 

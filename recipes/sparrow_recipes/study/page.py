@@ -43,7 +43,6 @@ from sparrow_recipes.study.outcome import (
     StudyResults,
     mean,
 )
-from sparrow_recipes.study.power import Power
 
 FEW = 40  # draws below which the outer quantiles are the extremes
 DASH = "\N{EN DASH}"  # for values that were not measured
@@ -72,7 +71,7 @@ def study_page(study: StudyFolder, results: StudyResults) -> Page:
         "comparisons": [_comparisons(analysis)] if analysis else [],
         "predictions": [_predictions(analysis)] if analysis and analysis.hypotheses else [],
         "leading": _leading(analysis) if analysis else [],
-        "arms": _arms_tables(results),
+        **({"shares": [_shares(results)]} if analysis else {"arms": _arms_tables(results)}),
         "accuracy": _accuracy(study),
         "survivors": _survivors(results),
         "gaps": [] if analysis else [_gaps(results)],
@@ -85,6 +84,8 @@ def study_page(study: StudyFolder, results: StudyResults) -> Page:
     }
     values = {"design": design, "borrowed": borrowed, "words": _threshold_note(results)}
     values |= {"run": design.run, "analysis": design.analysis, "leading": leading}
+    primary = (design.analysis and design.analysis.primary) or ("none",)
+    values["primary"] = " less ".join(primary)
     sections = [Section.named(key, part, TEXTS, **values) for key, part in items.items() if part]
     if design.commands:
         code = Remarks(key="command", lines=design.commands, code=True)
@@ -151,14 +152,10 @@ def _start_row(start: StartAnswers) -> list[str]:
 def _power(analysis: Analysis) -> Table:
     paths = "sd:.2f half non_inferior:.2f detectable"
     rows = (
-        [_pair(power), "{} / {}".format(*power.seeds), *_numbers(power, paths)]
+        [", ".join(power.comparisons), "{} / {}".format(*power.seeds), *_numbers(power, paths)]
         for power in analysis.power
     )
     return _table("power", rows)
-
-
-def _pair(pair: Power | Comparison) -> str:
-    return f"{pair.arm} less {pair.reference}"
 
 
 def _comparisons(analysis: Analysis) -> Table:
@@ -171,7 +168,7 @@ def _comparison_row(pair: Comparison) -> list[str]:
         return DASH if share is None else _with_interval(share.value, share.interval)
 
     return [
-        _pair(pair),
+        f"{pair.arm} less {pair.reference}",
         "{} / {}".format(*pair.runs),
         *map(shown, (pair.right, pair.cut_off, pair.wrong)),
         _number(pair.cut_off_share),
@@ -225,6 +222,12 @@ def _survivors(results: StudyResults) -> list[Item]:
 
     rows = ([name, *(shown(bins, start) for start in starts)] for name, bins in tails.items())
     return [_table("survivors", rows, starts="|".join(map(str, starts)))]
+
+
+def _shares(results: StudyResults) -> Table:
+    """The arms of a study with an analysis, which compares them."""
+    width = len(TEXTS["shares"]["head"].split("|"))
+    return _table("shares", (_arm_row(arm, results)[:width] for arm in results.arms))
 
 
 def _arms_tables(results: StudyResults) -> tuple[Table, Table]:
@@ -367,7 +370,9 @@ def _accuracy(study: StudyFolder) -> list[Item]:
     for outcome, title in (("cut_off", "Answers cut off"), ("wrong", "Answers wrong though ended")):
         lines = _tracks(study, study.cells, partial(_outcome, outcome=outcome))
         add(outcome, title, "share of answers", lines)
-    return [*items, _table("outcomes", rows, TEXTS["outcomes"]["title"])]
+    items.append(_table("outcomes", rows, TEXTS["outcomes"]["title"]))
+    own = [row for arm in study.cells if (row := _actor_row(study, arm))]
+    return [*items, _table("actor", own, TEXTS["actor"]["title"])] if own else items
 
 
 def _evaluated(cell: StudyCell) -> list[Point]:
@@ -389,11 +394,21 @@ def _outcome_row(study: StudyFolder, arm: str) -> list[str]:
     return row if len(row) > 1 else []
 
 
+def _actor_row(study: StudyFolder, arm: str) -> list[str]:
+    """Means over seeds of the sparse actor's outcomes; empty if none were measured."""
+    row = [arm]
+    for place in ("start", "tail"):
+        tails = [tail for cell in study.cells[arm] if (tail := getattr(cell, place)) is not None]
+        shares = [tail.outcomes for tail in tails if tail.outcomes is not None]
+        row += [f"{fmean(values):.3f}" for values in zip(*shares, strict=True)]
+    return row if len(row) > 1 else []
+
+
 TAILS = {
     "sparse/accept_p05_min": Axis(name="p05 of acceptance, worst bin", form=".2f"),
     "sparse/step/p05_uncertain": Axis(name="p05 of uncertain tokens", form=".2f"),
     "sparse/step/hard_misses": Axis(name="hard misses per 1000 tokens", form=".1f"),
-    leading.INDICATORS["KL(new || old)"][0]: Axis(name="KL(new || old)", form=".3g"),
+    leading.INDICATORS["KL"][0]: Axis(name="KL(new || old) of an update", form=".3g"),
     "actor/entropy": Axis(name="entropy of the policy", form=".2f"),
     "response_length/mean": Axis(name="mean tokens of an answer", form=".0f"),
 }

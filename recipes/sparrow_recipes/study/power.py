@@ -13,15 +13,14 @@ POWER = 0.80
 
 
 class Power(Record):
-    """The power of a comparison. half: half width of the interval.
+    """The power of comparisons with so many seeds. half: half width of the interval.
 
     non_inferior: the chance to show non-inferiority of an arm that is equal. detectable: the
     smallest difference whose interval excludes 0 with a chance of 80 %. Without two seeds of each
     arm there is no interval.
     """
 
-    arm: str
-    reference: str
+    comparisons: tuple[str, ...]
     seeds: tuple[int, int]
     sd: float
     half: float | None = None
@@ -30,15 +29,19 @@ class Power(Record):
 
 
 def power(
-    pair: tuple[str, str], seeds: tuple[int, int], sd: float, *, margin: float, confidence: float
+    comparisons: tuple[str, ...],
+    seeds: tuple[int, int],
+    sd: float,
+    *,
+    margin: float,
+    confidence: float,
 ) -> Power:
-    """The power of a pair of arms with so many seeds each."""
+    """The power of comparisons of two arms with so many seeds each."""
     from scipy.optimize import brentq
     from scipy.stats import nct  # takes a while to import
 
-    arm, reference = pair
     if min(seeds) < 2:
-        return Power(arm=arm, reference=reference, seeds=seeds, sd=sd)
+        return Power(comparisons=comparisons, seeds=seeds, sd=sd)
     freedom, error = sum(seeds) - 2, sd * math.sqrt(sum(1 / count for count in seeds))
     critical = student(freedom, (1 - confidence) / 2)
 
@@ -47,8 +50,7 @@ def power(
         return float(nct.sf(critical, freedom, difference / error))
 
     return Power(
-        arm=arm,
-        reference=reference,
+        comparisons=comparisons,
         seeds=seeds,
         sd=sd,
         half=critical * error,
