@@ -142,6 +142,52 @@ def test_mistakes_are_told_in_a_line_and_make_no_folder(tmp_path: Path, here: He
     assert not (tmp_path / "runs").exists()
 
 
+SECOND = """
+[[arms]]
+name = "dense"
+role = "baseline"
+
+[[arms]]
+name = "fine"
+schedule = "tiny-0.86"
+train.algorithm.aggregate = "seq-mean-token-mean"
+train.rollout.attention = {flow = "fine_means(4)", force = true}
+
+[analysis]
+primary = ["fine", "dense"]
+sd = [0.1]
+predictions = [{hypothesis = "chance", compare = ["fine", "dense"], right = "open"}]
+"""
+
+
+def test_a_study_with_an_analysis(tmp_path: Path, here: Here) -> None:
+    """Refused where the limit cuts off the start's answers; told to, it begins and is analysed."""
+    file = tmp_path / "little.toml"
+    text = LITTLE.replace("allow_cut_off = true\n", "").replace("rows = 4", "prompts = 2")
+    arms = next(line for line in text.splitlines() if line.startswith("arms"))
+    text = text.replace(arms + "\n", "").replace("\n[train]", f"{SECOND}\n[train]")
+    file.write_text(text, encoding="utf-8")
+    assert "fine less dense" in here(file, "--dry-run")
+    assert "--allow-cut-off" in here(file, "--plan", code=2)
+    assert "--allow-cut-off" in here(file, "--cell", "dense-0", code=2)
+    for words in (("--plan",), ("--cell", "dense-0"), ("--cell", "fine-0"), ("--report",)):
+        here(file, *words, "--allow-cut-off")
+    folder = tmp_path / PLACE
+    start, run = read_document(folder / "start.json"), read_document(folder / "design.json")["run"]
+    assert start["cut_off"] > 0.05
+    for name in ("dense-0", "fine-0"):
+        assert read_document(folder / "cells" / name / "end.json")["study"] == run["id"]
+    outcomes = read_document(folder / "cells" / "fine-0" / "tail.json")["outcomes"]
+    assert sum(outcomes) == pytest.approx(1)
+    metrics = read_lines(folder / "cells" / "fine-0" / "metrics.jsonl")
+    assert metrics[-1]["sparse/step/survivors/bin_32"] == 1.0
+    results = read_document(folder / "results.json")["analysis"]
+    (pair,) = results["comparisons"]
+    assert (pair["runs"], pair["verdict"]) == ([1, 1], "no result")
+    assert pair["right"]["value"] == pytest.approx(0.0)
+    assert results["indicators"][0]["missing"] == 2
+
+
 @pytest.mark.slow
 def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     tmp_path: Path, here: Here

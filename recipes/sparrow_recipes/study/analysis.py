@@ -7,17 +7,15 @@ design allows, a comparison measures the token limit and gives no other verdict.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparrow.schema.base import Record
 from sparrow_recipes.study.comparing import FinalAccuracies, Interval, interval_around, sample
 from sparrow_recipes.study.config import AnalysisConfig, PredictionConfig
 from sparrow_recipes.study.files import StudyDesign, StudyFolder
+from sparrow_recipes.study.judging import CellOutcome
 from sparrow_recipes.study.leading import Indicator, RunAlarms, indicators, run_alarms
 from sparrow_recipes.study.power import Power, power
-
-if TYPE_CHECKING:
-    from sparrow_recipes.study.outcome import CellOutcome
 
 Verdict = Literal[
     "no result", "cut off not measured", "the limit again", "non-inferior", "inferior",
@@ -60,9 +58,11 @@ class Analysis(Record):
     indicators: tuple[Indicator, ...]
 
 
-def planned_power(config: AnalysisConfig, seeds: Mapping[str, int]) -> tuple[Power, ...]:
+def planned_power(
+    config: AnalysisConfig, margin: float, seeds: Mapping[str, int]
+) -> tuple[Power, ...]:
     """The power of comparisons at every assumed standard deviation; seeds: by arm."""
-    options = {"margin": config.margin, "confidence": config.confidence}
+    options = {"margin": margin, "confidence": config.confidence}
     alike: dict[tuple[int, int], list[str]] = defaultdict(list)
     for arm, other in config.pairs:
         alike[seeds[arm], seeds[other]].append(f"{arm} less {other}")
@@ -73,7 +73,7 @@ def planned_power(config: AnalysisConfig, seeds: Mapping[str, int]) -> tuple[Pow
     )
 
 
-def analyse(study: StudyFolder, cells: "Mapping[str, Sequence[CellOutcome]]") -> Analysis | None:
+def analyse(study: StudyFolder, cells: Mapping[str, Sequence[CellOutcome]]) -> Analysis | None:
     """Analyse the runs so far, by arm; None if the design has no analysis."""
     design, config = study.design, study.design.analysis
     if config is None:
@@ -86,10 +86,11 @@ def analyse(study: StudyFolder, cells: "Mapping[str, Sequence[CellOutcome]]") ->
     fell = {name: [run.fell is not None for run in runs] for name, runs in alarms.items()}
     hypotheses: dict[str, dict[str, bool | None]] = defaultdict(dict)
     for prediction in config.predictions:
-        hypotheses[prediction.hypothesis] |= check(prediction, compared, fell, config.margin)
+        hypotheses[prediction.hypothesis] |= check(prediction, compared, fell, design.tolerance)
     runs = [run for arm in alarms.values() for run in arm]
+    seeds = {arm.name: len(arm.seeds) for arm in design.arms}
     return Analysis(
-        power=planned_power(config, {arm.name: len(arm.seeds) for arm in design.arms}),
+        power=planned_power(config, design.tolerance, seeds),
         comparisons=tuple(compared.values()),
         hypotheses=hypotheses,
         alarms=tuple(runs),
@@ -98,7 +99,7 @@ def analyse(study: StudyFolder, cells: "Mapping[str, Sequence[CellOutcome]]") ->
 
 
 def compare(
-    pair: tuple[str, str], cells: "Mapping[str, Sequence[CellOutcome]]", design: StudyDesign
+    pair: tuple[str, str], cells: Mapping[str, Sequence[CellOutcome]], design: StudyDesign
 ) -> Comparison:
     """Compare the first arm with the second; the primary pair is tested for non-inferiority."""
     arms = [cells[name] for name in pair]
@@ -121,7 +122,7 @@ def compare(
     )
 
 
-def _sample(cells: "Sequence[CellOutcome]", field: str) -> FinalAccuracies | None:
+def _sample(cells: Sequence[CellOutcome], field: str) -> FinalAccuracies | None:
     values = {cell.seed: getattr(cell, field) for cell in cells}
     known = {seed: value for seed, value in values.items() if value is not None}
     return sample(known, 1) if known else None
@@ -143,7 +144,6 @@ def _difference(samples: Sequence[FinalAccuracies | None], confidence: float) ->
 def _verdict(
     right: Share | None, cut_off: float | None, design: StudyDesign, *, primary: bool
 ) -> Verdict:
-    assert design.analysis is not None
     if right is None or right.interval is None:
         return "no result"
     if design.cut_off is not None and (primary or not design.allow_cut_off):
@@ -151,7 +151,7 @@ def _verdict(
             return "cut off not measured"
         if cut_off >= design.cut_off:
             return "the limit again"
-    (low, high), margin = right.interval, design.analysis.margin
+    (low, high), margin = right.interval, design.tolerance
     if primary:
         return "non-inferior" if low > -margin else "inferior" if high < -margin else "undecided"
     return "higher" if low > 0 else "lower" if high < 0 else "open"

@@ -97,10 +97,11 @@ def _power(config: StudyConfig, analysis: AnalysisConfig) -> Table:
     from sparrow_recipes.study.analysis import planned_power
 
     noun = f"half of the {analysis.confidence:.0%} interval"
-    test = f"power of non-inferiority at {analysis.margin:g}"
+    margin = config.outcome.tolerance
+    test = f"power of non-inferiority at {margin:g}"
     table = Table("comparisons", "seeds", "assumed sd", noun, test, "detectable, power 80 %")
     seeds = {arm.name: len(config.seeds_of(arm)) for arm in config.arms}
-    for row in planned_power(analysis, seeds):
+    for row in planned_power(analysis, margin, seeds):
         figures = (row.sd, row.half, row.non_inferior, row.detectable)
         numbers = ("-" if figure is None else f"{figure:.3f}" for figure in figures)
         table.add_row(", ".join(row.comparisons), "{} / {}".format(*row.seeds), *numbers)

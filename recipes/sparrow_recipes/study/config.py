@@ -107,7 +107,7 @@ class OutcomeConfig(Record):
     drop: types.Fraction = 0.10  # final accuracy this far below the start is a collapse
     length: types.Fraction = 0.5  # median length below this share of the start's is flagged
     lag: Annotated[float, Field(gt=0, le=1e6)] = 2.0  # standard errors below the baseline
-    tolerance: types.Fraction = 0.05  # gap to the baseline that counts as equal (the threshold)
+    tolerance: types.Fraction = 0.05  # margin of non-inferiority, in right of all answers
     # Accuracy that every seed of the baseline must gain for a rate to be taken; -1: none.
     gain: Annotated[float, Field(ge=-1, le=1)] = 0.15
     cut_off: types.Fraction = 0.05  # share of dense answers; with more, arms are not compared
@@ -117,8 +117,8 @@ class PredictionConfig(Record):
     """What a hypothesis predicts; it holds if all of its predictions do.
 
     right: whether the interval of `compare`, first arm less second, lies above 0, below 0, holds 0
-    (open), or lies above -margin (non-inferior). fell: by arm, the least and the largest share of
-    runs that fall.
+    (open), or lies above -tolerance (non-inferior). fell: by arm, the least and the largest share
+    of runs that fall.
     """
 
     hypothesis: types.Name
@@ -137,7 +137,6 @@ class AnalysisConfig(Record):
 
     primary: Pair | None = None  # tested for non-inferiority: an arm, and what it is compared with
     compare: tuple[Pair, ...] = ()  # more pairs
-    margin: types.Fraction = 0.05  # of non-inferiority, in right of all answers
     confidence: types.Fraction = 0.90  # of Welch's intervals
     # Assumed standard deviations of runs within an arm, for the power before it runs.
     sd: Annotated[tuple[types.Fraction, ...], Field(min_length=1)]
@@ -181,7 +180,7 @@ class StudyConfig(Record):
     arms: tuple[ArmConfig, ...]
     surface: SurfaceConfig = SurfaceConfig()
     outcome: OutcomeConfig = OutcomeConfig()
-    analysis: AnalysisConfig | None = None  # None: the threshold of p05, as in the first study
+    analysis: AnalysisConfig | None = None  # None: arms against the baseline, with controls
     probe: ProbeConfig = ProbeConfig()
     train: TrainConfig
 
@@ -206,7 +205,8 @@ class StudyConfig(Record):
             try:
                 self.training(arm, arm.name, {})
             except ValidationError as error:
-                raise ValueError(f"arms: {arm.name}.train: {problems(error)}") from None
+                allowed = f"settings of train ({problems(error)})"
+                raise FieldError("arms", f"train of {arm.name}", allowed) from None
 
     def _arm_rules(self) -> Iterator[Rule]:
         runs = sum(len(self.seeds_of(arm)) for arm in self.arms)

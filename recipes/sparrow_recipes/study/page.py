@@ -33,22 +33,16 @@ from sparrow.schema.run_folder import Outcomes
 from sparrow.schema.schedule import DENSE
 from sparrow_recipes.study import leading
 from sparrow_recipes.study.analysis import Analysis, Comparison, Share
-from sparrow_recipes.study.comparing import PUBLISHED, End, Interval, interval_text
+from sparrow_recipes.study.comparing import Interval
 from sparrow_recipes.study.files import StartAnswers, StudyCell, StudyDesign, StudyFolder
-from sparrow_recipes.study.outcome import (
-    ArmOutcome,
-    BinTail,
-    CellOutcome,
-    Drift,
-    StudyResults,
-    mean,
-)
+from sparrow_recipes.study.judging import BinTail, CellOutcome, mean
+from sparrow_recipes.study.outcome import ArmOutcome, Drift, StudyResults
 
-FEW = 40  # draws below which the outer quantiles are the extremes
+PUBLISHED = 0.86  # the realised p05 that was published as sufficient
 DASH = "\N{EN DASH}"  # for values that were not measured
 OTHERS = ("cut_off", "wrong")  # outcomes of an answer that is not right
 STEP = Axis(name="step", form=".0f")
-FIGURES = ("accuracy", "gaps", "tails", "budgets")  # sections with a file of their own
+FIGURES = ("accuracy", "tails", "budgets")  # sections with a file of their own
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
@@ -74,7 +68,6 @@ def study_page(study: StudyFolder, results: StudyResults) -> Page:
         **({"shares": [_shares(results)]} if analysis else {"arms": _arms_tables(results)}),
         "accuracy": _accuracy(study),
         "survivors": _survivors(results),
-        "gaps": [] if analysis else [_gaps(results)],
         "fixed": [_fixed(results)] if results.schedule_against_fixed else [],
         "tails": _tails(study),
         "drift": [_drifts(results)],
@@ -82,8 +75,8 @@ def study_page(study: StudyFolder, results: StudyResults) -> Page:
         "budgets": [_budgets(study)] if study.plans else [],
         "cells": [_table("cells", map(_cell_row, _cells(results)))],
     }
-    values = {"design": design, "borrowed": borrowed, "words": _threshold_note(results)}
-    values |= {"run": design.run, "analysis": design.analysis, "leading": leading}
+    values = {"design": design, "borrowed": borrowed, "run": design.run, "leading": leading}
+    values["analysis"] = design.analysis
     primary = (design.analysis and design.analysis.primary) or ("none",)
     values["primary"] = " less ".join(primary)
     sections = [Section.named(key, part, TEXTS, **values) for key, part in items.items() if part]
@@ -96,23 +89,6 @@ def study_page(study: StudyFolder, results: StudyResults) -> Page:
 
 def _cells(results: StudyResults) -> list[CellOutcome]:
     return [cell for arm in results.arms for cell in arm.cells]
-
-
-def _threshold_note(results: StudyResults) -> str:
-    """Explain how the interval was computed, and which cells are in the fit."""
-    texts, threshold = TEXTS["gaps"], results.threshold
-    if threshold is None:
-        return str(texts["none"])
-    left_out = "; ".join(f"{cell}: {why}" for cell, why in results.left_out_of_fit.items())
-    diverged = ", ".join(cell.name for cell in _cells(results) if "diverged" in cell.collapse)
-    values = {
-        "at": threshold,
-        "few": texts["few"] if threshold.draws < FEW else "",
-        "estimate": interval_text(threshold.value_low, threshold.value_high),
-        "points": len(results.points),
-        "own": sum(point.baseline for point in results.points),
-    }
-    return str(texts["fit"].format(**values, left=left_out or "none", diverged=diverged or "none"))
 
 
 # Tables.
@@ -430,47 +406,6 @@ def _tails(study: StudyFolder) -> list[Chart]:
 def _logged(cell: StudyCell, metric: str) -> list[Point]:
     values = [(float(line.step), line.values.get(metric)) for line in cell.steps]
     return [(step, value) for step, value in values if value is not None]
-
-
-def _gaps(results: StudyResults) -> Chart:
-    """The gap to the baseline against realised p05: cells, the monotone fit, the threshold."""
-    shown = results.points or results.points_beside
-    left, right = _widened([*(point.p05 for point in shown), PUBLISHED])
-    low, high = _widened([*(point.gap for point in shown), results.design.tolerance, 0.0])
-    sides = [(PUBLISHED, low), (PUBLISHED, high)]
-    lines = [Line(name=f"{PUBLISHED:g}, published", points=sides, role="target")]
-    if results.threshold is not None:
-        open_ends: dict[End, float] = {"open below": left, "open above": right}
-        ends = [open_ends.get(end, end) for end in (results.threshold.low, results.threshold.high)]
-        sides = [(min(max(float(end), left), right), low) for end in ends]
-        band, over = [(x, low, high) for x, _ in sides], "threshold, over seeds"
-        lines.append(Line(name=over, points=sides, spans=band, role="run-0"))
-        fit = results.threshold.fit
-        lines.append(Line(name="monotone fit", points=fit, role="run-0", shape="steps"))
-    for points, what in ((results.points, ""), (results.points_beside, ", not fitted")):
-        for arm in dict.fromkeys(point.arm for point in points):
-            measured = sorted((point.p05, point.gap) for point in points if point.arm == arm)
-            marks = [(min(max(x, left), right), min(max(y, low), high)) for x, y in measured]
-            off = [f" (off: {x:.2f}, {y:+.2f})" for x, y in measured if (x, y) not in marks]
-            name, role = f"{arm}{what}{''.join(off)}", roles(results.design)[arm]
-            lines.append(Line(name=name, points=marks, role=role, shape="marks"))
-    tolerance = results.design.tolerance
-    equal = Level(y=tolerance, name=f"tolerance {tolerance:g}")
-    return Chart(
-        key="gaps-chart",
-        title="Final gap to the baseline against the tail that the run really had",
-        x=Axis(name="realised p05 in the worst bin", low=left, high=right, form=".2f"),
-        y=Axis(name="final accuracy below the baseline's", low=low, high=high, form=".2f"),
-        lines=lines,
-        levels=[equal, Level(y=0.0, name="", role="quiet")],
-        say="One point a cell, paired by seed.",
-    )
-
-
-def _widened(values: Sequence[float]) -> tuple[float, float]:
-    """The range of values with a margin of 8 %."""
-    off = 0.08 * max(0.02, max(values) - min(values))
-    return min(values) - off, max(values) + off
 
 
 def _budgets(study: StudyFolder) -> Chart:

@@ -1,7 +1,7 @@
 """What a comparison of two arms can show with so many seeds, before it runs.
 
-Both arms are assumed normal with the same standard deviation, so that Welch's interval has
-n + m - 2 degrees of freedom; where they differ, it has fewer and shows less.
+Both arms are assumed normal with the same standard deviation, and Welch's degrees of freedom are
+those of equal variances; where they are not equal, there are fewer and it shows less.
 """
 
 import math
@@ -42,7 +42,9 @@ def power(
 
     if min(seeds) < 2:
         return Power(comparisons=comparisons, seeds=seeds, sd=sd)
-    freedom, error = sum(seeds) - 2, sd * math.sqrt(sum(1 / count for count in seeds))
+    spread = sum(1 / count for count in seeds)
+    freedom = spread**2 / sum(1 / count**2 / (count - 1) for count in seeds)
+    error = sd * math.sqrt(spread)
     critical = student(freedom, (1 - confidence) / 2)
 
     def chance(difference: float) -> float:

@@ -15,7 +15,7 @@ from sparrow.schema.loading import RESOLVED, read_resolved, save_resolved
 from sparrow_recipes.study.config import StudyConfig
 from sparrow_recipes.study.design import END, Cell, Study
 from sparrow_recipes.study.files import CellEnd, StudyDesign, StudyRun, read_cell
-from sparrow_recipes.study.outcome import judge
+from sparrow_recipes.study.judging import judge
 from sparrow_recipes.study.running import Job, run_jobs
 
 MAY_CHANGE = ("out", "parallel", "allow_cut_off")  # settings that are not part of the design

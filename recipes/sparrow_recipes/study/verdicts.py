@@ -1,7 +1,6 @@
 """The verdicts of a study, as sentences made from its numbers alone."""
 
 from sparrow_recipes.study.analysis import Analysis, Comparison
-from sparrow_recipes.study.comparing import PUBLISHED, interval_text
 from sparrow_recipes.study.outcome import ArmOutcome, FixedComparison, StudyResults
 
 
@@ -11,7 +10,7 @@ def with_verdicts(results: StudyResults) -> StudyResults:
 
 
 def verdicts(results: StudyResults) -> list[str]:
-    """The sentences of a study: of its analysis; without one, of lags, controls and threshold."""
+    """The sentences of a study: of its analysis; without one, of lags and controls."""
     if results.analysis is not None:
         return [s for s in (incomplete(results), *_analysed(results.analysis)) if s]
     reasons = inconclusive(results)
@@ -22,7 +21,6 @@ def verdicts(results: StudyResults) -> list[str]:
         _collapses(results),
         *_lags(results),
         *_controls(results),
-        _threshold_verdict(results),
         *map(_fixed_verdict, results.schedule_against_fixed),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -160,23 +158,6 @@ def _controls(results: StudyResults) -> list[str]:
         by = f"{control.change:+.3f}, standard error {control.error:.3f}"
         sentences.append(f"The negative control ({flat[0].name}) stayed where it was ({by}).")
     return sentences
-
-
-def _threshold_verdict(results: StudyResults) -> str:
-    if results.threshold is None:
-        return "No threshold can be given: no arm has a realised p05 and a final accuracy."
-    at = results.threshold
-    if at.value == "open below":
-        place = f"below {at.upper:.3f}, the lowest studied"
-    elif at.value == "open above":
-        place = f"above {at.lower:.3f}, the highest studied"
-    else:
-        place = f"between {at.lower:.3f} (gap still larger) and {at.upper:.3f} (gap within)"
-    return (
-        f"The gap comes within {results.design.tolerance:g} at a realised p05 (worst bin) {place}; "
-        f"interval over seeds {interval_text(at.low, at.high)}; the published {PUBLISHED:g} lies "
-        f"{'inside' if at.holds_published else 'outside'} it."
-    )
 
 
 def _fixed_verdict(pair: FixedComparison) -> str:
