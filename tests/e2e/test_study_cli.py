@@ -184,7 +184,7 @@ def test_a_study_with_an_analysis(tmp_path: Path, here: Here) -> None:
     results = read_document(folder / "results.json")["analysis"]
     (pair,) = results["comparisons"]
     assert (pair["runs"], pair["verdict"]) == ([1, 1], "no result")
-    assert pair["right"]["value"] == pytest.approx(0.0)
+    assert sum(pair[share]["value"] for share in ("right", "cut_off", "wrong")) == pytest.approx(0)
     assert results["indicators"][0]["missing"] == 2
 
 
