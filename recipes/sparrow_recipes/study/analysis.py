@@ -21,7 +21,7 @@ Verdict = Literal[
     "no result", "cut off not measured", "the limit again", "non-inferior", "inferior",
     "undecided", "higher", "lower", "open",
 ]  # fmt: skip
-UNDECIDED = ("no result", "cut off not measured", "the limit again")
+NOT_COUNTED = ("no result", "cut off not measured", "the limit again")
 SHARES = {"right": "final", "cut_off": "cut_off", "wrong": "wrong"}  # fields of a cell's outcome
 
 
@@ -48,7 +48,7 @@ class Comparison(Record):
 class Analysis(Record):
     """The results of the analysis.
 
-    hypotheses: by name, whether each prediction holds; None: not known.
+    hypotheses: by name, whether each prediction holds; None: not decided.
     """
 
     power: tuple[Power, ...]
@@ -163,13 +163,13 @@ def check(
     fell: Mapping[str, Sequence[bool]],
     margin: float,
 ) -> dict[str, bool | None]:
-    """Whether each part of a prediction holds; None: not known."""
+    """Whether each part of a prediction holds; None: not decided."""
     parts: dict[str, bool | None] = {}
     if prediction.compare is not None:
         pair = compared[prediction.compare]
         said = f"{pair.arm} less {pair.reference}: {prediction.right}"
-        decided = pair.right is not None and pair.verdict not in UNDECIDED
-        parts[said] = _holds(pair.right, prediction.right, margin) if decided else None
+        counts = pair.verdict not in NOT_COUNTED
+        parts[said] = _holds(pair.right, prediction.right, margin) if counts else None
     for arm, (least, most) in prediction.fell.items():
         runs = fell[arm]
         share = sum(runs) / len(runs) if runs else None
@@ -179,12 +179,14 @@ def check(
 
 
 def _holds(right: Share | None, expected: str | None, margin: float) -> bool | None:
+    """Whether an interval is where it was predicted; None: it lies on both sides."""
     if right is None or right.interval is None:
         return None
     low, high = right.interval
-    return {
-        "higher": low > 0,
-        "lower": high < 0,
-        "open": low <= 0 <= high,
-        "non-inferior": low > -margin,
-    }[str(expected)]
+    if expected == "open":
+        return low <= 0 <= high
+    sign, bound = (-1, 0.0) if expected == "lower" else (1, 0.0)
+    if expected == "non-inferior":
+        bound = -margin
+    ends = sorted((sign * low, sign * high))
+    return True if ends[0] > bound else False if ends[1] < bound else None

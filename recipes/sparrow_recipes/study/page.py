@@ -1,16 +1,14 @@
 """The report of a study: verdicts, tables and charts, as a Markdown page with figure files.
 
-outcome.py computes the results, page.toml has the texts.
+outcome.py and analysis.py compute the results, page.toml has the texts.
 """
 
-import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from sparrow.files import write_whole
 from sparrow.reporting.calibration import LENGTH, everything, kept_points
@@ -32,18 +30,24 @@ from sparrow.reporting.render import write_figures
 from sparrow.schema.run_folder import Outcomes
 from sparrow.schema.schedule import DENSE
 from sparrow_recipes.study import leading
-from sparrow_recipes.study.analysis import Analysis, Comparison, Share
-from sparrow_recipes.study.comparing import Interval
-from sparrow_recipes.study.files import StartAnswers, StudyCell, StudyDesign, StudyFolder
-from sparrow_recipes.study.judging import BinTail, CellOutcome, mean
+from sparrow_recipes.study.files import StudyCell, StudyDesign, StudyFolder
+from sparrow_recipes.study.judging import CellOutcome, mean
 from sparrow_recipes.study.outcome import ArmOutcome, Drift, StudyResults
+from sparrow_recipes.study.tables import (
+    DASH,
+    TEXTS,
+    analysis_tables,
+    number,
+    numbers,
+    survivors,
+    text_table,
+    with_interval,
+)
 
 PUBLISHED = 0.86  # the realised p05 that was published as sufficient
-DASH = "\N{EN DASH}"  # for values that were not measured
 OTHERS = ("cut_off", "wrong")  # outcomes of an answer that is not right
 STEP = Axis(name="step", form=".0f")
 FIGURES = ("accuracy", "tails", "budgets")  # sections with a file of their own
-TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def write_study(folder: Path, study: StudyFolder, results: StudyResults) -> Path:
@@ -60,20 +64,16 @@ def study_page(study: StudyFolder, results: StudyResults) -> Page:
     borrowed = "none" if common is None else f"{common:.2g}"
     analysis = results.analysis
     items: dict[str, Sequence[Item]] = {
-        "start": [_table("start", [_start_row(results.start)])] if results.start else [],
-        "power": [_power(analysis)] if analysis else [],
-        "comparisons": [_comparisons(analysis)] if analysis else [],
-        "predictions": [_predictions(analysis)] if analysis and analysis.hypotheses else [],
-        "leading": _leading(analysis) if analysis else [],
+        **analysis_tables(results),
         **({"shares": [_shares(results)]} if analysis else {"arms": _arms_tables(results)}),
         "accuracy": _accuracy(study),
-        "survivors": _survivors(results),
+        "survivors": survivors(results),
         "fixed": [_fixed(results)] if results.schedule_against_fixed else [],
         "tails": _tails(study),
         "drift": [_drifts(results)],
         "rollout": [_costs(results)],
         "budgets": [_budgets(study)] if study.plans else [],
-        "cells": [_table("cells", map(_cell_row, _cells(results)))],
+        "cells": [text_table("cells", map(_cell_row, _cells(results)))],
     }
     values = {"design": design, "borrowed": borrowed, "run": design.run, "leading": leading}
     values["analysis"] = design.analysis
@@ -94,116 +94,10 @@ def _cells(results: StudyResults) -> list[CellOutcome]:
 # Tables.
 
 
-def _table(key: str, rows: Iterable[Sequence[str]], title: str = "", **values: object) -> Table:
-    columns = TEXTS[key]["head"].format(**values).split("|")
-    return Table(key=f"{key}-table", title=title, columns=columns, rows=list(rows))
-
-
-def _number(value: float | None, form: str = ".3f") -> str:
-    return DASH if value is None else f"{value:{form}}"
-
-
-def _numbers(item: Any, paths: str) -> Iterator[str]:
-    """Format the values at dotted paths such as "final rollout.kept:.0f" (default: .3f).
-
-    A dash stands for None.
-    """
-    for path in paths.split():
-        names, _, form = path.partition(":")
-        value = item
-        for name in names.split("."):
-            if value is not None:
-                value = value[name] if isinstance(value, Mapping) else getattr(value, name)
-        yield _number(value, form or ".3f")
-
-
-def _with_interval(value: float | None, interval: Interval | None) -> str:
-    return _number(value, "+.3f") + (" [{:+.3f}, {:+.3f}]".format(*interval) if interval else "")
-
-
-def _start_row(start: StartAnswers) -> list[str]:
-    return [start.model, *_numbers(start, "answers:d right cut_off wrong")]
-
-
-def _power(analysis: Analysis) -> Table:
-    paths = "sd:.2f half non_inferior:.2f detectable"
-    rows = (
-        [", ".join(power.comparisons), "{} / {}".format(*power.seeds), *_numbers(power, paths)]
-        for power in analysis.power
-    )
-    return _table("power", rows)
-
-
-def _comparisons(analysis: Analysis) -> Table:
-    """Differences in right, cut off and wrong, with the verdict."""
-    return _table("comparisons", map(_comparison_row, analysis.comparisons))
-
-
-def _comparison_row(pair: Comparison) -> list[str]:
-    def shown(share: Share | None) -> str:
-        return DASH if share is None else _with_interval(share.value, share.interval)
-
-    return [
-        f"{pair.arm} less {pair.reference}",
-        "{} / {}".format(*pair.runs),
-        *map(shown, (pair.right, pair.cut_off, pair.wrong)),
-        _number(pair.cut_off_share),
-        pair.verdict,
-    ]
-
-
-def _predictions(analysis: Analysis) -> Table:
-    shown = {True: "holds", False: "does not hold", None: DASH}
-    rows = [
-        (name, prediction, shown[holds])
-        for name, parts in analysis.hypotheses.items()
-        for prediction, holds in parts.items()
-    ]
-    return _table("predictions", rows)
-
-
-def _leading(analysis: Analysis) -> list[Item]:
-    """Indicators over all runs, and the alarms of every run."""
-    paths = "fallen:d leads:d follows:d first:d p others:d false:d missing:d"
-    verdict = {True: "leads", False: "no", None: DASH}
-    rows = ([i.name, *_numbers(i, paths), verdict[i.leading]] for i in analysis.indicators)
-    names = [indicator.name for indicator in analysis.indicators]
-
-    def alarm(run: leading.RunAlarms, name: str) -> str:
-        at = run.alarms.get(name)
-        return "never" if at is None and name in run.alarms else _number(at, "d")
-
-    runs = [
-        [run.cell, "never" if run.fell is None else str(run.fell), *(alarm(run, n) for n in names)]
-        for run in analysis.alarms
-    ]
-    alarms = _table("alarms", runs, TEXTS["alarms"]["title"], names="|".join(names))
-    return [_table("leading", rows), alarms]
-
-
-def _survivors(results: StudyResults) -> list[Item]:
-    """p05 by bin of lengths with the share of watched answers that reach it, mean of the seeds."""
-    tails = {arm.name: [c.worst.bins for c in arm.cells if c.worst] for arm in results.arms}
-    starts = sorted({start for arm in tails.values() for bins in arm for start in bins})
-    counted = any(t.survivors is not None for a in tails.values() for b in a for t in b.values())
-    if not counted:
-        return []
-
-    def shown(bins: Sequence[Mapping[int, BinTail]], start: int) -> str:
-        having = [part[start] for part in bins if start in part]
-        reached = [tail.survivors for tail in having if tail.survivors is not None]
-        if not reached:
-            return DASH
-        return f"{fmean(tail.p05 for tail in having):.3f} ({sum(reached) / len(bins):.0%})"
-
-    rows = ([name, *(shown(bins, start) for start in starts)] for name, bins in tails.items())
-    return [_table("survivors", rows, starts="|".join(map(str, starts)))]
-
-
 def _shares(results: StudyResults) -> Table:
     """The arms of a study with an analysis, which compares them."""
     width = len(TEXTS["shares"]["head"].split("|"))
-    return _table("shares", (_arm_row(arm, results)[:width] for arm in results.arms))
+    return text_table("shares", (_arm_row(arm, results)[:width] for arm in results.arms))
 
 
 def _arms_tables(results: StudyResults) -> tuple[Table, Table]:
@@ -212,14 +106,14 @@ def _arms_tables(results: StudyResults) -> tuple[Table, Table]:
         (
             arm.name,
             ", ".join(f"{seed}: {gap:+.3f}" for seed, gap in arm.gap.by_seed.items()),
-            _with_interval(arm.gap.paired, arm.gap.paired_interval),
+            with_interval(arm.gap.paired, arm.gap.paired_interval),
         )
         for arm in results.arms
         if arm.gap is not None and arm.gap.by_seed and arm.role != "flat"
     ]
     rows = [_arm_row(arm, results) for arm in results.arms]
-    arms = _table("arms", rows, baseline=results.baseline.name)
-    return arms, _table("paired", pairs, TEXTS["paired"]["title"])
+    arms = text_table("arms", rows, baseline=results.baseline.name)
+    return arms, text_table("paired", pairs, TEXTS["paired"]["title"])
 
 
 def _arm_row(arm: ArmOutcome, results: StudyResults) -> list[str]:
@@ -229,15 +123,15 @@ def _arm_row(arm: ArmOutcome, results: StudyResults) -> list[str]:
     return [
         arm.name,
         str(planned) if arm.runs == planned else f"{arm.runs} of {planned}",
-        _number(arm.target, ".2f"),
-        f"{_number(p05.mean if p05 else None)}{spread}",
-        _number(arm.start),
-        " ".join(_number(cell.final) for cell in arm.cells),
-        *_numbers(arm, "finals.mean"),
-        " / ".join(_number(mean(getattr(c, name) for c in arm.cells)) for name in OTHERS),
-        " ".join(_number(cell.last) for cell in arm.cells),
-        _with_interval(gap.value, gap.interval) if gap else DASH,
-        *_numbers({"gap": gap}, "gap.error gap.errors:.1f"),
+        number(arm.target, ".2f"),
+        f"{number(p05.mean if p05 else None)}{spread}",
+        number(arm.start),
+        " ".join(number(cell.final) for cell in arm.cells),
+        *numbers(arm, "finals.mean"),
+        " / ".join(number(mean(getattr(c, name) for c in arm.cells)) for name in OTHERS),
+        " ".join(number(cell.last) for cell in arm.cells),
+        with_interval(gap.value, gap.interval) if gap else DASH,
+        *numbers({"gap": gap}, "gap.error gap.errors:.1f"),
         _verdict(arm, results),
     ]
 
@@ -260,26 +154,26 @@ def _fixed(results: StudyResults) -> Table:
     paths = "accuracy.value:+.3f accuracy.error accuracy.paired:+.3f "
     paths += "less.p05:+.3f less.density:+.3f less.kept:+.0f less.seconds:+.2f"
     pairs = results.schedule_against_fixed
-    rows = [[f"{pair.schedule} less {pair.fixed}", *_numbers(pair, paths)] for pair in pairs]
-    return _table("fixed", rows)
+    rows = [[f"{pair.schedule} less {pair.fixed}", *numbers(pair, paths)] for pair in pairs]
+    return text_table("fixed", rows)
 
 
 def _drifts(results: StudyResults) -> Table:
     rows = [
-        [arm.name, _number(arm.same_bins, "+.3f"), *map(_moved, arm.start_against_end.values())]
+        [arm.name, number(arm.same_bins, "+.3f"), *map(_moved, arm.start_against_end.values())]
         for arm in results.arms
     ]
-    return _table("drift", rows)
+    return text_table("drift", rows)
 
 
 def _moved(drift: Drift) -> str:
-    return DASH if drift == (None, None) else " → ".join(map(_number, drift))
+    return DASH if drift == (None, None) else " → ".join(map(number, drift))
 
 
 def _costs(results: StudyResults) -> Table:
     """Time and reads of the rollouts of every arm."""
     paths = "seconds:.2f median_seconds:.2f tokens_a_second:.0f density kept:.0f"
-    return _table("rollout", ([arm.name, *_numbers(arm.rollout, paths)] for arm in results.arms))
+    return text_table("rollout", ([arm.name, *numbers(arm.rollout, paths)] for arm in results.arms))
 
 
 def _cell_row(cell: CellOutcome) -> list[str]:
@@ -287,12 +181,12 @@ def _cell_row(cell: CellOutcome) -> list[str]:
     return [
         cell.name,
         cell.status + (f": {cell.message}" if cell.message else ""),
-        *_numbers(cell, "steps:d start final cut_off wrong last start_length:.0f final_length:.0f"),
+        *numbers(cell, "steps:d start final cut_off wrong last start_length:.0f final_length:.0f"),
         {None: DASH, True: "yes", False: "no"}[cell.short],
         ", ".join(cell.collapse) or "no",
-        *_numbers(cell, "worst.p05 worst.bin:d"),
+        *numbers(cell, "worst.p05 worst.bin:d"),
         rare,
-        *_numbers(
+        *numbers(
             cell.measures,
             "lowest_window p05 p0_1 hard_misses:.1f p05_uncertain k3:.2g least_ess skipped:.0f",
         ),
@@ -346,9 +240,9 @@ def _accuracy(study: StudyFolder) -> list[Item]:
     for outcome, title in (("cut_off", "Answers cut off"), ("wrong", "Answers wrong though ended")):
         lines = _tracks(study, study.cells, partial(_outcome, outcome=outcome))
         add(outcome, title, "share of answers", lines)
-    items.append(_table("outcomes", rows, TEXTS["outcomes"]["title"]))
+    items.append(text_table("outcomes", rows, TEXTS["outcomes"]["title"]))
     own = [row for arm in study.cells if (row := _actor_row(study, arm))]
-    return [*items, _table("actor", own, TEXTS["actor"]["title"])] if own else items
+    return [*items, text_table("actor", own, TEXTS["actor"]["title"])] if own else items
 
 
 def _evaluated(cell: StudyCell) -> list[Point]:

@@ -99,24 +99,34 @@ def test_what_was_not_measured_gives_no_verdict(tmp_path: Path) -> None:
 
 
 def test_predictions_of_hypotheses(tmp_path: Path) -> None:
-    """p is lower by 0.3; no run falls. A prediction of an arm without runs is not known."""
+    """p is lower by 0.3, q by 0.005 with an interval that holds 0; no run falls."""
 
-    def prediction(name: str, right: str | None = None, **fell: Any) -> Plain:
-        compared = {"compare": PAIR, "right": right} if right else {}
+    def prediction(name: str, right: str | None = None, arm: str = "p", **fell: Any) -> Plain:
+        compared = {"compare": (arm, "dense"), "right": right} if right else {}
         return {"hypothesis": name, "fell": fell, **compared}
 
-    finals = {"dense": (0.89, 0.90, 0.91), "p": (0.59, 0.60, 0.61), "q": ()}
+    finals = {"dense": (0.89, 0.90, 0.91), "p": (0.59, 0.60, 0.61), "q": (0.885, 0.895, 0.905)}
+    sides = ("higher", "lower", "open", "non-inferior")
     predictions = [
+        *(prediction(f"p {side}", side) for side in sides),
+        *(prediction(f"q {side}", side, "q") for side in sides),
         prediction("loses", "lower", p=[0.0, 0.2]),
         prediction("loses", None, dense=[0.0, 0.0]),
-        prediction("equal", "open"),
         prediction("falls", "lower", p=[0.5, 1.0]),
     ]
-    found = analysed(tmp_path, finals | {"q": (0.9,)}, predictions=predictions).hypotheses
+    found = analysed(tmp_path, finals, predictions=predictions).hypotheses
     assert {name: list(parts.values()) for name, parts in found.items()} == {
+        "p higher": [False],
+        "p lower": [True],
+        "p open": [False],
+        "p non-inferior": [False],
+        "q higher": [None],
+        "q lower": [None],
+        "q open": [True],
+        "q non-inferior": [True],
         "loses": [True, True, True],
-        "equal": [False],
         "falls": [True, False],
     }
-    limited = analysed(tmp_path / "l", finals | {"q": (0.9,)}, {"p": 0.2}, predictions=predictions)
-    assert list(limited.hypotheses["equal"].values()) == [None]
+    limited = analysed(tmp_path / "l", finals, {"p": 0.2}, predictions=predictions).hypotheses
+    assert list(limited["p lower"].values()) == [None]
+    assert list(limited["q open"].values()) == [True]

@@ -12,8 +12,9 @@ from support.study_folders import FINALS
 
 from sparrow_recipes.study.files import read_study
 from sparrow_recipes.study.outcome import conclude
-from sparrow_recipes.study.page import DASH, TEXTS, study_page
+from sparrow_recipes.study.page import study_page
 from sparrow_recipes.study.page import write_study as write
+from sparrow_recipes.study.tables import DASH, TEXTS
 from sparrow_recipes.study.verdicts import with_verdicts
 
 SECTIONS = ["arms", "accuracy", "tails", "drift", "rollout", "budgets", "cells"]
