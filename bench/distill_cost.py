@@ -75,6 +75,11 @@ def measure(args: argparse.Namespace, sequences: int, length: int, *, recompute:
         row[name] = round(median(seconds), 4)
         if gpu:
             row[f"{name}_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 2)
+    if args.profile:
+        with torch.profiler.profile() as profiled:
+            parts["distill_old"]()
+        key = "self_cuda_time_total" if gpu else "self_cpu_time_total"
+        print(profiled.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=70))
     step = row["old_log_prob"] + row["update"]
     row["share_new"] = round(row["distill_new"] / step, 3)
     more = row["old_log_prob_kept"] - row["old_log_prob"]
@@ -88,10 +93,11 @@ def main() -> None:
         "--model", default="qwen3-1.7b" if torch.cuda.is_available() else "qwen3-0.6b"
     )
     parser.add_argument("--schedule", default="qwen3-1.7b-0.80")
-    parser.add_argument("--divergence", default="reverse_kl")
+    parser.add_argument("--divergence", default="total_variation")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--warm", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="list the kernels of one step")
     parser.add_argument("--case", action="append", help="sequences,length,recompute (0 or 1)")
     args = parser.parse_args()
     for case in args.case or ["4,4096,0", "4,4096,1", "1,16384,1"]:

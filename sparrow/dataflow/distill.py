@@ -2,6 +2,7 @@
 
 measured.jsonl          sequences of the sparse actor, and acceptance before
 checkpoints/            adapter, moments and looks, after every look
+refresh/                sequences of the actor with the adapter so far
 after/                  acceptance with the adapter
 actor/, distill.json    the result
 """
@@ -44,9 +45,10 @@ from sparrow.sparse.rule import Rule
 from sparrow.training.distillation import Distiller
 from sparrow.training.policy import Policy
 
-RESULT, AFTER = "distill.json", "after"
+RESULT, AFTER, REFRESH = "distill.json", "after", "refresh"
 LAST_RATE = 0.1  # of the rate, at the last step
-SHOWN = ("rank", "rate", "divergence", "steps", "batch", "attention", "temperature", "seed")
+FITTED = ("rank", "rate", "divergence", "steps", "batch", "refresh")
+SHOWN = (*FITTED, "attention", "temperature", "seed")
 
 
 def distill(
@@ -93,6 +95,7 @@ class Fit:
     p05: float
     best_step: int = 0
     seconds: float = 0.0  # of steps
+    refreshed: str = ""  # digest of the adapter that wrote the sequences
     distiller: dict[str, Any] = field(default_factory=dict)
     looks: list[dict[str, Any]] = field(default_factory=list)
 
@@ -153,7 +156,7 @@ class Distillation:
         measured = self._measure(before, held_out)
         asked = [weight.requires_grad for weight in self.model.parameters()]
         try:
-            best, seconds = self._fit([_sample(one) for one in training], held_out)
+            best, seconds = self._fit(training, held_out)
         finally:
             for weight, gradients in zip(self.model.parameters(), asked, strict=True):
                 weight.requires_grad_(gradients)
@@ -189,10 +192,13 @@ class Distillation:
 
     # Measuring.
 
-    def _collector(self, place: Path, actor: Adapter | None) -> Collector:
+    def _collector(
+        self, place: Path, actor: Adapter | None, digest: str | None = None
+    ) -> Collector:
+        """digest: that of the adapter whose measurements are there, if the actor has moved on."""
         weights = fingerprint(self.model)
         if actor is not None:
-            weights += f"+{adapter_digest(actor)}"
+            weights += f"+{digest or adapter_digest(actor)}"
             actor = actor.to(self.model.dtype)
         store = Trajectories(place, about(self.model, weights, self.source, self.config))
         prompts, mode = self.source.prompts, self.source.mode
@@ -203,21 +209,23 @@ class Distillation:
         if self.source.mode == "forced":
             return [*self.train], [*self.held_out]
 
-        def written(prompts: Sequence[Prompt], samples: int) -> list[Prompt]:
-            answers = collector.measured(self.main, prompts)
-            ordered = sorted(answers, key=lambda one: (one.prompt, one.sample))
-            return [
-                Prompt(
-                    number=one.prompt,
-                    name=f"answer {one.prompt}",
-                    ids=tuple(one.ids.tolist()),
-                    start=one.prompt_tokens,
-                )
-                for one in ordered
-                if one.sample < samples
-            ]
+        training = self._written(collector, self.train, self.config.samples)
+        return training, self._written(collector, self.held_out, 1)
 
-        return written(self.train, self.config.samples), written(self.held_out, 1)
+    def _written(
+        self, collector: Collector, prompts: Sequence[Prompt], samples: int
+    ) -> list[Prompt]:
+        answers = collector.measured(self.main, prompts)
+        return [
+            Prompt(
+                number=one.prompt,
+                name=f"answer {one.prompt}",
+                ids=tuple(one.ids.tolist()),
+                start=one.prompt_tokens,
+            )
+            for one in sorted(answers, key=lambda one: (one.prompt, one.sample))
+            if one.sample < samples
+        ]
 
     def _measure(
         self, collector: Collector, held_out: list[Prompt]
@@ -282,7 +290,7 @@ class Distillation:
 
     # Fitting.
 
-    def _fit(self, training: list[TrainSample], held_out: list[Prompt]) -> tuple[int, float]:
+    def _fit(self, given: list[Prompt], held_out: list[Prompt]) -> tuple[int, float]:
         """Take steps until held-out p05 stops rising; leave the best adapter, return its step."""
         config, distiller = self.config, self._distiller()
         checkpoints = Checkpoints(config.folder / "checkpoints", 1, report=self.report)
@@ -296,8 +304,11 @@ class Distillation:
         else:
             self.looks = [self._look(0, None, held_out)]
             fit = Fit(best=distiller.state(), p05=self.looks[0].p05)
-        losses = []
+        losses: list[float] = []
+        training: list[TrainSample] = []
         while step < config.steps and step - fit.best_step < config.patience * config.check_every:
+            if not training or (config.refresh and step % config.refresh == 0):
+                training = self._training(given, step, fit)
             begun = time.monotonic()
             losses.append(self._step(distiller, training, step))
             fit.seconds += time.monotonic() - begun
@@ -319,6 +330,20 @@ class Distillation:
             checkpoints.save(step, vars(fit), identity)
         distiller.restore(fit.best)
         return fit.best_step, fit.seconds
+
+    def _training(self, given: list[Prompt], step: int, fit: Fit) -> list[TrainSample]:
+        """The sequences of a step: the first ones, or those of the last refresh before it."""
+        refresh = self.config.refresh
+        begin = step // refresh * refresh if refresh else 0
+        if begin:
+            if step == begin:
+                fit.refreshed = adapter_digest(self.adapter)
+            place = self.config.folder / REFRESH / f"step_{begin:06d}"
+            collector = self._collector(place, self.adapter, fit.refreshed)
+            collector = replace(collector, prompts=self.train)
+            collector.collect({self.main: len(self.train)})
+            given = self._written(collector, self.train, self.config.samples)
+        return [_sample(one) for one in given if _is_long(one)]
 
     def _distiller(self) -> Distiller:
         config = self.config

@@ -44,7 +44,7 @@ OPTIMISED = {
     },
 }
 
-COMPILED = ("norm_linear", "linear_add", "norm_gated", "split_heads")
+COMPILED = ("norm_linear", "linear_add", "norm_gated", "gate", "split_heads")
 
 _settled: ContextVar[bool] = ContextVar("weights_settled", default=False)
 _choice: ContextVar[Choice] = ContextVar("ops_choice", default="fastest")

@@ -20,6 +20,7 @@ from sparrow.schema.types import (
     Rate,
     Several,
     Steps,
+    StepsOrZero,
 )
 
 
@@ -47,6 +48,9 @@ class DistillConfig(PromptsConfig):
     batch_tokens: BatchTokens = option(16384, "Tokens of a micro-batch.")
     check_every: Steps = option(20, "Steps between looks at the held-out prompts.")
     patience: Count = option(3, "Looks without a gain before it stops.")
+    refresh: StepsOrZero = option(
+        0, "Steps after which prompts are answered anew, with the adapter so far. 0: never."
+    )
     attention: Literal["sparse", "dense"] = option(
         "sparse", "dense: a control; the same steps where there is nothing to learn."
     )
@@ -62,6 +66,10 @@ class DistillConfig(PromptsConfig):
         self.require(self.prompts > 1, "prompts", "2 at least: some are held out")
         left = self.held_out is None or self.held_out < self.prompts
         self.require(left, "held_out", f"fewer than the {self.prompts} prompts")
+        looks = self.refresh % self.check_every == 0
+        self.require(looks, "refresh", f"a multiple of check_every, {self.check_every}")
+        answered = self.task is not None or self.rows is not None
+        self.require(answered or not self.refresh, "refresh", "0 for given sequences")
 
     @property
     def folder(self) -> Path:

@@ -93,8 +93,9 @@ class RolloutDistillConfig(Record):
     divergence: DivergenceKind = "total_variation"  # of the sparse actor from the dense policy
     weight: Weight = 1.0  # lambda: of the divergence, beside the objective's own term
     ppo: bool = True  # that term, on the sparse actor; never under exact decoding
-    # The dense policy that is distilled: after the step's update, or that of the rollout.
-    teacher: Literal["new", "old"] = "new"
+    # The dense policy that is distilled: that of the rollout, whose old log-probs are computed
+    # anyway, or that after the step's update, for one more pass.
+    teacher: Literal["old", "new"] = "old"
     lower: bool = True  # the gate may lower budgets, as gate.lower: what is won becomes speed
 
     @property
@@ -163,6 +164,9 @@ class BatchConfig(Record):
     tokens: BatchTokens = 16384  # of a micro-batch; a longer sequence is alone
     recompute: bool = True  # activations of a layer are computed again on the way back
     compile: bool | None = None  # torch.compile joins small kernels of a layer; None: on a GPU
+    # Of old log-probs and updates. sparse: as in the rollout, so that the sparse actor is trained
+    # on its own samples; evaluation stays dense.
+    attention: Literal["dense", "sparse"] = "dense"
 
 
 class GateConfig(Record):
@@ -309,6 +313,10 @@ class TrainConfig(Record):
         self.require(enough, "rollout.samples", allowed)
         even = prompts % self.batch.updates == 0
         self.require(even, "batch.updates", f"a divisor of rollout.prompts, {prompts}")
+        if self.batch.attention == "sparse":
+            sparse = self.rollout.sparse and self.rollout.decoding != "exact"
+            self.require(sparse, "batch.attention", "dense, unless rollouts are sparse", "sparse")
+            self.require(not self.rollout.distill.on, "batch.attention", "dense beside an adapter")
         if self.validation.every:
             self._refuse_seen()
 
@@ -336,6 +344,7 @@ class TrainConfig(Record):
 DATA = {
     "algorithm.name",
     "algorithm.reference",
+    "batch.attention",
     "chat.system",
     "data.columns.answer",
     "data.columns.prompt",

@@ -25,7 +25,7 @@ from sparrow.training.batching import rank_batches
 from sparrow.training.objectives.surrogates import Objective, Terms, reference_kl, token_mean
 from sparrow.training.packing import Pack, by_token, join, pack_samples
 from sparrow.training.policy import Policy, TeacherStates, reshard
-from sparrow.training.sparse_attention import sparse_attention
+from sparrow.training.sparse_attention import SparseDecoding
 from sparrow.training.world import World
 
 CLIP = 1.0  # norm of a gradient
@@ -66,12 +66,10 @@ class Distiller:
         self.leaves = [tensor.requires_grad_() for tensor in adapter.tensors().values()]
         self.optimiser = torch.optim.AdamW(self.leaves, lr=rate, weight_decay=0.0)
 
-    def student(self, pack: Pack, starts_B: Tensor, schedule: Schedule, rule: Rule) -> Tensor:
+    def student(self, pack: Pack, schedule: Schedule, rule: Rule) -> Tensor:
         """Hidden states of the sparse actor at the learnt positions, [R, C], with gradients."""
-        spec, dtype = self.policy.model.spec, self.policy.dtype
-        sizes: dict[str, Any] = {"layers": spec.layers, "kv_heads": spec.kv_heads, "dtype": dtype}
-        attention = sparse_attention(pack, starts_B, schedule, rule, **sizes)
-        return self.policy.hidden(pack, attention, self.adapter.to(dtype))
+        attention = self.policy.sparse_attention(pack, SparseDecoding(schedule, rule))
+        return self.policy.hidden(pack, attention, self.adapter.to(self.policy.dtype))
 
     def step(
         self,
@@ -128,29 +126,29 @@ class Distiller:
         """Add the gradient of a micro-batch; return its loss and its sum of divergences."""
         policy, device = self.policy, self.policy.model.device
         pack = pack_samples(samples).to(device)
-        starts_B = torch.tensor([int(np.argmax(sample.loss_mask)) for sample in samples])
         if teacher is None:
             with torch.no_grad():
                 teacher_RC, teacher_VC = policy.hidden(pack), policy.head.detach()
         else:
             teacher_RC, teacher_VC = teacher
-        student_RC = self.student(pack, starts_B, schedule, rule)
-        head_VC, chunk = policy.head.detach(), policy.chunk
-        options: dict[str, Any] = {"chunk": chunk, "temperature": self.temperature}
+        student_RC = self.student(pack, schedule, rule)
+        head_VC, targets_R = policy.head.detach(), pack.targets_R
+        options: dict[str, Any] = {"chunk": policy.chunk, "temperature": self.temperature}
         logprob_R: Tensor | None
-        if self.divergence == "k3":
-            logprob_R = ops.token_stats(student_RC, head_VC, pack.targets_R, **options).logprob
-            with torch.no_grad():
-                wanted = ops.token_stats(teacher_RC, teacher_VC, pack.targets_R, **options)
-            divergence_R = reference_kl(logprob_R, wanted.logprob)
-        else:
-            divergence_R, logprob_R = ops.divergence(
-                *(teacher_RC, student_RC, head_VC),
-                kind=self.divergence,
-                p_head_VC=teacher_VC,
-                targets_T=None if objective is None else pack.targets_R,
-                **options,
-            )
+        with policy.gradient_ops():
+            if self.divergence == "k3":
+                logprob_R = ops.token_stats(student_RC, head_VC, targets_R, **options).logprob
+                with torch.no_grad():
+                    wanted = ops.token_stats(teacher_RC, teacher_VC, targets_R, **options)
+                divergence_R = reference_kl(logprob_R, wanted.logprob)
+            else:
+                divergence_R, logprob_R = ops.divergence(
+                    *(teacher_RC, student_RC, head_VC),
+                    kind=self.divergence,
+                    p_head_VC=teacher_VC,
+                    targets_T=None if objective is None else targets_R,
+                    **options,
+                )
         share_R = by_token(shares, samples).to(device)
         loss = self.weight * (divergence_R * share_R).sum()
         if objective is not None and logprob_R is not None:

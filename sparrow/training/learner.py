@@ -32,6 +32,7 @@ from sparrow.training.policy import (
     full_tensor,
     reshard,
 )
+from sparrow.training.sparse_attention import SparseDecoding
 from sparrow.training.world import World
 
 SUMS = ("loss", "clipped", "kl", "kl_reference")  # of a micro-batch, over its tokens
@@ -99,6 +100,7 @@ class Learner:
         *,
         policy: Policy | None = None,
         teacher: list[TeacherStates] | None = None,
+        sparse: SparseDecoding | None = None,
         on_batch: OnBatch | None = None,
     ) -> list[SampleScores]:
         """Log-prob and entropy of every learnt token, in the order of the samples.
@@ -107,17 +109,19 @@ class Learner:
         exact acceptance. The states may be on one rank alone, which then scores them.
         policy: the model to score with, such as the reference; None: the trained policy.
         teacher: gets the hidden states and the LM head of this pass, for distillation.
+        sparse: score as sparse decoding would; None: densely.
         """
         policy = policy or self.policy
         actors = [None] * len(samples) if actors is None else actors
         scored: dict[int, SampleScores] = {}
-        batches = self._batches(samples, self._owners(actors))
+        batches = self._batches(samples, self.owners(actors))
         total = sum(len(batch.numbers) for batch in batches if not batch.filler)
         hidden: list[Tensor | None] = [None] * len(samples)
         for numbers, filler in batches:
             chosen = [samples[number] for number in numbers]
             states = [None if filler else actors[number] for number in numbers]
-            scores = policy(pack_samples(chosen).to(self.device), self._actor(chosen, states))
+            pack = pack_samples(chosen).to(self.device)
+            scores = policy(pack, self._actor(chosen, states), sparse)
             if filler:
                 continue
             scored |= zip(numbers, _split(scores, chosen, states), strict=True)
@@ -133,7 +137,7 @@ class Learner:
         gathered = [item for share in self.world.all_gather(scored) for item in share.items()]
         return [scores for _, scores in sorted(dict(gathered).items())]
 
-    def _owners(self, actors: Sequence[Float32Matrix | None]) -> dict[int, int]:
+    def owners(self, actors: Sequence[Float32Matrix | None]) -> dict[int, int]:
         """Which rank has the states of a sample: the first of several."""
         held = self.world.all_gather([n for n, states in enumerate(actors) if states is not None])
         return {n: rank for rank, numbers in reversed(list(enumerate(held))) for n in numbers}
@@ -158,19 +162,20 @@ class Learner:
         objective: Objective,
         *,
         references: Sequence[Float32Array] | None = None,
+        sparse: SparseDecoding | None = None,
         on_batch: OnBatch | None = None,
     ) -> UpdateStats:
         """One optimiser step on samples that have `old_logprob`.
 
         weights, and log-probs of the reference model where the objective has a KL term: by learnt
-        token.
+        token. sparse: as in `score`; gradients are those of the sparse forward pass.
         """
         if objective.kl and references is None:
             raise ValueError("update: the objective has a KL term, which needs reference log-probs")
         rate = rate_at(self.config, self.taken, self.steps)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        sums = self._gradients(samples, weights, objective, references, on_batch)
+        sums = self._gradients(samples, weights, objective, references, sparse, on_batch)
         norm = float(
             full_tensor(nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.clip))
         )
@@ -197,6 +202,7 @@ class Learner:
         weights: Sequence[Float32Array],
         objective: Objective,
         references: Sequence[Float32Array] | None = None,
+        sparse: SparseDecoding | None = None,
         on_batch: OnBatch | None = None,
     ) -> dict[str, float]:
         """Accumulate the gradient of all samples; return sums over the tokens of all ranks."""
@@ -209,7 +215,7 @@ class Learner:
             values = [by_token(shares, chosen), join([weights[n] for n in numbers])]
             if references is not None:
                 values.append(join([references[n] for n in numbers]))
-            sums = self._backward(chosen, objective, *(x.to(self.device) for x in values))
+            sums = self._backward(chosen, objective, sparse, *(x.to(self.device) for x in values))
             for name, value in sums.items():
                 total[name] += 0.0 if filler else value
             if on_batch is not None:
@@ -221,11 +227,12 @@ class Learner:
         self,
         samples: Sequence[TrainSample],
         objective: Objective,
+        sparse: SparseDecoding | None,
         share_R: Tensor,
         weight_R: Tensor,
         reference_R: Tensor | None = None,
     ) -> dict[str, float]:
-        scores = self.policy(pack_samples(samples).to(self.device))
+        scores = self.policy(pack_samples(samples).to(self.device), None, sparse)
         terms = _terms(samples, scores.logprob_R)
         surrogate = objective.surrogate(terms)
         loss = (surrogate.loss_T * weight_R * share_R).sum()

@@ -7,7 +7,7 @@ in the backward pass (activation checkpointing). Legend: sparrow/ops/types.py; R
 A those of them whose actor states are known.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from sparrow import ops
 from sparrow.models import Decoder
 from sparrow.models.decoder import Attention, Lora
 from sparrow.training.packing import Pack, packed_attention
+from sparrow.training.sparse_attention import SparseDecoding, sparse_attention
 
 CHUNK_BYTES = 2**30  # of logits at a time on a GPU: enough rows for full speed
 
@@ -68,14 +69,19 @@ class Policy(nn.Module):
         self.recompute, self.compiled = recompute, compiled
         self.sharded = False  # FSDP2 makes the 16-bit copies itself
 
-    @property
-    def _casts(self) -> bool:
-        return self.dtype != torch.float32 and not self.sharded
+    def forward(
+        self,
+        pack: Pack,
+        actor: ActorStates | None = None,
+        sparse: SparseDecoding | None = None,
+    ) -> Scores:
+        """Score a pack; with gradients where they are enabled, but none of acceptance.
 
-    def forward(self, pack: Pack, actor: ActorStates | None = None) -> Scores:
-        """Score a pack; with gradients where they are enabled, but none of acceptance."""
-        with self._definitions():
-            hidden_RC, head_VC = self._hidden(pack, None, None), self.head
+        sparse: as sparse decoding would; None: densely.
+        """
+        attention = None if sparse is None else self.sparse_attention(pack, sparse)
+        with self.gradient_ops():
+            hidden_RC, head_VC = self._hidden(pack, attention, None), self.head
             stats = ops.token_stats(hidden_RC, head_VC, pack.targets_R, chunk=self.chunk)
             alpha_A = None
             if actor is not None:
@@ -89,10 +95,17 @@ class Policy(nn.Module):
     ) -> Tensor:
         """Final hidden states at the positions that predict a learnt token, [R, C].
 
-        Dense unless another attention is given. Scores of them need `head` in chunks of `chunk`.
+        Dense unless another attention is given. Beside an adapter, weights get no gradients.
+        Scores of the states need `head` in chunks of `chunk`, under `gradient_ops`.
         """
-        with self._definitions():
+        with self.gradient_ops():
             return self._hidden(pack, attention, lora)
+
+    def sparse_attention(self, pack: Pack, sparse: SparseDecoding) -> Attention:
+        """The attention of sparse decoding, for whole sequences."""
+        spec = self.model.spec
+        sizes: dict[str, Any] = {"layers": spec.layers, "kv_heads": spec.kv_heads}
+        return sparse_attention(pack, *sparse, **sizes, dtype=self.dtype)
 
     @property
     def head(self) -> Tensor:
@@ -109,14 +122,10 @@ class Policy(nn.Module):
     def _hidden(self, pack: Pack, attention: Attention | None, lora: Lora | None) -> Tensor:
         attention = attention or packed_attention(pack, self.dtype)
         arguments = (pack.ids_T, pack.positions_T, attention, lora, self._through)
-        if not self._casts:
-            return self.model(*arguments)[pack.sources_R]
-        weights = {name: weight.to(self.dtype) for name, weight in self._outside_layers()}
-        return functional_call(self.model, weights, arguments)[pack.sources_R]
-
-    def _outside_layers(self) -> list[tuple[str, nn.Parameter]]:
+        frozen = lora is not None
         named = self.model.named_parameters()
-        return [(name, weight) for name, weight in named if not name.startswith("layers.")]
+        outside = [pair for pair in named if not pair[0].startswith("layers.")]
+        return self._call(self.model, outside, arguments, frozen=frozen)[pack.sources_R]
 
     def _through(self, layer: nn.Module, x_TC: Tensor, *args: Any) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
@@ -127,13 +136,27 @@ class Policy(nn.Module):
 
     def _layer(self, layer: nn.Module, x_TC: Tensor, *args: Any) -> Tensor:
         """Run one layer; it sets its ops itself, as it may run again long after `forward`."""
-        with self._definitions():
-            if not self._casts:
-                return layer(x_TC, *args)
-            weights = {name: weight.to(self.dtype) for name, weight in layer.named_parameters()}
-            return functional_call(layer, weights, (x_TC, *args))
+        frozen = args[-1] is not None  # an adapter
+        with self.gradient_ops():
+            return self._call(layer, layer.named_parameters(), (x_TC, *args), frozen=frozen)
 
-    def _definitions(self) -> AbstractContextManager[None]:
+    def _call(
+        self,
+        module: nn.Module,
+        named: Iterable[tuple[str, Tensor]],
+        arguments: tuple[Any, ...],
+        *,
+        frozen: bool,
+    ) -> Tensor:
+        """Call a module in the dtype of products; frozen weights: no gradient of them is made."""
+        if self.sharded or (self.dtype == torch.float32 and not frozen):
+            return module(*arguments)
+        weights = {
+            name: (weight.detach() if frozen else weight).to(self.dtype) for name, weight in named
+        }
+        return functional_call(module, weights, arguments)
+
+    def gradient_ops(self) -> AbstractContextManager[None]:
         """Use ops with gradients: optimised kernels have none."""
         return ops.using("compiled" if self.compiled else "reference")
 

@@ -29,8 +29,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_file(model: Path, folder: Path, **changes: Any) -> Path:
-    """Sparse rollout with a gate that acts, two updates a step, validation, deadly functions."""
-    rollout = {"attention": SPARSE, "episode": "support.toys:episode"}
+    """Sparse rollout with a gate that acts, a distilled actor, two updates a step, validation,
+    deadly functions."""
+    distill = {"rank": 2, "rate": 1e-4}
+    rollout = {"attention": SPARSE, "episode": "support.toys:episode", "distill": distill}
     chosen = settings(
         model,
         folder / "run",
@@ -74,7 +76,8 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_same_run(one: Path, two: Path) -> None:
     """Weights and files by their bytes; the last state, which has the gate's, value by value."""
-    for name in ("model/model.safetensors", "actions.jsonl", "validation.jsonl"):
+    weights = ("model/model.safetensors", "actor/adapter_model.safetensors")
+    for name in (*weights, "actions.jsonl", "validation.jsonl"):
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
     assert metrics(one) == metrics(two)
     files = [sorted(path.name for path in (run / "rollouts").iterdir()) for run in (one, two)]
@@ -105,7 +108,7 @@ def checkpoints(folder: Path) -> list[str]:
 def test_killed_anywhere_and_started_again_is_the_same_run(
     model: Path, whole: Path, commands: Commands, tmp_path: Path
 ) -> None:
-    """A full disk and three times SIGKILL: in a rollout, in an update, in a checkpoint."""
+    """A full disk and SIGKILL: in a rollout, an update, a distillation, a checkpoint."""
     file = config_file(model, tmp_path)
     limited = commands.run(tmp_path, "train", file, most_bytes=FULL)
     assert limited.returncode == 2, limited.stderr
@@ -114,10 +117,11 @@ def test_killed_anywhere_and_started_again_is_the_same_run(
     assert checkpoints(tmp_path) == []
     for where, number, left in (
         ("rollout", 3, ["step_000002"]),
-        ("update", 4, ["step_000002"]),  # of step 3: after one call to try it, and two a step
+        ("update", 3, ["step_000002"]),  # of step 2: after one call to try it, and two a step
+        ("update", 4, ["step_000002"]),  # and a third, in distillation
         ("checkpoint", 4, ["step_000002"]),
     ):
-        toy = f"{where} {number} SIGKILL {tmp_path / where}"
+        toy = f"{where} {number} SIGKILL {tmp_path / where}-{number}"
         killed = commands.run(tmp_path, "train", file, toy=toy)
         assert killed.returncode == -signal.SIGKILL, (where, killed.stderr)
         assert checkpoints(tmp_path) == left, where

@@ -40,9 +40,8 @@ def test_flex_attention_is_the_definition_with_its_gradients(fine: bool) -> None
     schedule = Schedule.fixed(192, **about)
     rule = Rule.of(schedule, flow) if fine else Rule.of(schedule)
     pack = pack_samples(samples(100)).to(torch.device("cuda"))
-    starts = torch.tensor([length // 4 for length in LENGTHS])
     sizes: dict[str, Any] = {"layers": 4, "kv_heads": 2, "dtype": torch.bfloat16}
-    flex = sparse_attention(pack, starts, schedule, rule, **sizes)
+    flex = sparse_attention(pack, schedule, rule, **sizes)
     assert isinstance(flex, FlexSparse)
     random = torch.Generator("cuda").manual_seed(0)
     shapes = [(len(pack.ids_T), heads, 64) for heads in (8, 2, 2, 8)]

@@ -78,9 +78,9 @@ def test_recipes_are_sparse_by_a_schedule_for_their_model_but_one() -> None:
 
 
 def test_designs_of_the_second_study_are_as_committed_before_it_ran() -> None:
-    """docs/results/control-study-2.md; sparse-sparse adds three runs to part B."""
+    """docs/results/control-study-2.md."""
     first, second = (load_config(StudyConfig, [f"control-2{part}"]) for part in "ab")
-    for design, runs in ((first, 12), (second, 21)):
+    for design, runs in ((first, 12), (second, 24)):
         assert sum(len(design.seeds_of(arm)) for arm in design.arms) == runs
         assert (design.rates, design.train.run.steps) == ((1e-4,), 60)
         assert (design.outcome.tolerance, design.outcome.cut_off) == (0.05, 0.05)

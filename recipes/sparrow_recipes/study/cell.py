@@ -99,7 +99,8 @@ def probe(run: Run, config: ProbeConfig, width: int) -> CellTail:
         samples=config.samples,
         watched=config.prompts * config.samples,
     )
-    batch = run.learner.score(run.rollout.generate(request))
+    decoding = run.rollout.decoding(request.schedule)
+    batch = run.learner.score(run.rollout.generate(request), decoding)
     schedule = run.gate.schedule
     return CellTail(
         step=run.step,

@@ -24,6 +24,7 @@ from sparrow.training.objectives.advantages import Rewards
 from sparrow.training.objectives.algorithms import Algorithm
 from sparrow.training.objectives.corrections import combine, diagnose
 from sparrow.training.policy import TeacherStates
+from sparrow.training.sparse_attention import SparseDecoding
 
 
 @dataclass(kw_only=True)
@@ -38,10 +39,12 @@ class LearnerSide:
 
     # A step.
 
-    def score(self, rollouts: RolloutBatch) -> LearnerBatch:
-        """Advantages, and one dense pass: pi_old of all tokens, exact acceptance of some.
+    def score(self, rollouts: RolloutBatch, decoding: ResolvedDecoding) -> LearnerBatch:
+        """Advantages, and one pass: pi_old of all tokens, exact acceptance of some.
 
-        Trajectories in `rollouts.watched` are for the gate alone.
+        Trajectories in `rollouts.watched` are for the gate alone. Acceptance is that of the dense
+        policy: where the pass is sparse (`batch.attention`), in a second one of those it is
+        measured on.
         """
         count = len(rollouts.trajectories)
         trajectories = [*rollouts.trajectories, *rollouts.watched]
@@ -49,18 +52,25 @@ class LearnerSide:
             *self.credit(rollouts.groups),
             *(TrainSample.of(trajectory, 0.0) for trajectory in rollouts.watched),
         ]
-        self.callbacks.phase("dense log-probs", 0, len(samples))
+        name, sparse = "old log-probs", self._sparse(decoding)
+        states = list(map(_states, trajectories))
+        self.callbacks.phase(name, 0, len(samples))
         old = self.distiller is not None and self.config.rollout.distill.teacher == "old"
         teacher: list[TeacherStates] = []
         scores = self.learner.score(
             samples,
-            list(map(_states, trajectories)),
+            states if sparse is None else None,
             teacher=teacher if old else None,
-            on_batch=lambda done, total: self.callbacks.phase("dense log-probs", done, total),
+            sparse=sparse,
+            on_batch=lambda done, total: self.callbacks.phase(name, done, total),
         )
         if not all(map(_is_finite, scores)):
             return LearnerBatch(broken=True)
         pairs = list(zip(trajectories, scores, strict=True))
+        if sparse is not None:
+            known = sorted(self.learner.owners(states))
+            found = self.learner.score([samples[n] for n in known], [states[n] for n in known])
+            pairs = list(zip([trajectories[n] for n in known], found, strict=True))
         learnt = tuple(map(_with_old, samples[:count], scores[:count]))
         weights, mismatch = self._weights(learnt, scores[:count])
         return LearnerBatch(
@@ -68,7 +78,7 @@ class LearnerSide:
             groups=tuple(n for n, group in enumerate(rollouts.groups) for _ in group.trajectories),
             weights=tuple(weights),
             scores=tuple(scores[:count]),
-            references=self._references(learnt),
+            references=self._references(learnt, sparse),
             readings=tuple(_reading(*pair) for pair in pairs if pair[1].alpha is not None),
             estimates=tuple(_estimate(*pair) for pair in pairs),
             mismatch=mismatch,
@@ -93,7 +103,14 @@ class LearnerSide:
             for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
         ]
 
-    def update(self, batch: LearnerBatch) -> list[UpdateStats]:
+    def _sparse(self, decoding: ResolvedDecoding) -> SparseDecoding | None:
+        """The sparse attention of log-probs and updates; None: dense."""
+        schedule, rule = decoding.schedule, decoding.rule
+        if self.config.batch.attention == "dense" or schedule is None or rule is None:
+            return None
+        return SparseDecoding(schedule, rule)
+
+    def update(self, batch: LearnerBatch, decoding: ResolvedDecoding) -> list[UpdateStats]:
         """Take the step's optimiser steps, each on a share of the groups; none if it is broken."""
         if batch.broken:
             return [UpdateStats.without_loss()]
@@ -106,6 +123,7 @@ class LearnerSide:
                 [batch.weights[n] for n in numbers],
                 self.algorithm,
                 references=batch.references and [batch.references[n] for n in numbers],
+                sparse=self._sparse(decoding),
                 on_batch=lambda done, total: self.callbacks.phase("update", done, total),
             )
             for share in shares
@@ -146,12 +164,14 @@ class LearnerSide:
             self.callbacks.event(text, "red")
         return update
 
-    def _references(self, samples: Sequence[TrainSample]) -> tuple[Float32Array, ...] | None:
+    def _references(
+        self, samples: Sequence[TrainSample], sparse: SparseDecoding | None
+    ) -> tuple[Float32Array, ...] | None:
         """Log-probs of the reference model by learnt token; None without one."""
         if self.learner.reference is None:
             return None
         self.callbacks.phase("reference log-probs")
-        scores = self.learner.score(samples, policy=self.learner.reference)
+        scores = self.learner.score(samples, policy=self.learner.reference, sparse=sparse)
         return tuple(sample.logprob for sample in scores)
 
     def _weights(

@@ -63,16 +63,16 @@ def step(run: Run) -> None:
     with clock("gen"):
         rollouts = run.rollout.generate(request)
         run.ledger.refuse_unjudged(rollouts)
+    decoding = run.rollout.decoding(request.schedule)
     with clock("old_log_prob"):
         run.rollout.sleep()
-        batch = run.learner.score(rollouts)
+        batch = run.learner.score(rollouts, decoding)
         look = run.gate.observe(run.step, batch.readings, batch.estimates)
     with clock("update_actor"):
-        updates = run.learner.update(batch)
+        updates = run.learner.update(batch, decoding)
     distilled = None
     if run.learner.distiller is not None:
         with clock("distill"):
-            decoding = run.rollout.decoding(request.schedule)
             distilled = run.learner.distill(batch, decoding, run.step)
     with clock("weights"):
         run.sync_weights()
@@ -181,10 +181,10 @@ def _train(run: Run, groups: Sequence[Group]) -> dict[str, Any]:
     run.rollout.sleep()
     rollouts = RolloutBatch(groups=tuple(groups), position=run.ledger.position)
     decoding = run.rollout.decoding(run.gate.schedule)  # before the gate changes it
-    batch = run.learner.score(rollouts)
+    batch = run.learner.score(rollouts, decoding)
     look = run.gate.observe(run.step, batch.readings, batch.estimates)
     with clock("update_actor"):
-        updates = run.learner.update(batch)
+        updates = run.learner.update(batch, decoding)
     distilled = run.learner.distill(batch, decoding, run.step)
     metrics = step_metrics(rollouts, batch, updates, look, clock.seconds(), distilled)
     return {"step": run.step, **metrics}

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from sparrow.ops.dispatch import op
-from sparrow.ops.reference.logprob import chunk_tokens, chunks, log_softmax, per_token
+from sparrow.ops.dispatch import compile_decorator, op
+from sparrow.ops.reference.logprob import Join, chunk_tokens, chunks, logits, normalised, per_token
 from sparrow.ops.reference.pages import accumulator
 
 Divergence = Literal["reverse_kl", "forward_kl", "jensen_shannon", "total_variation", "tail"]
@@ -25,6 +25,9 @@ class _Value(NamedTuple):
 
     value_n: Tensor
     slope_nV: Tensor
+
+
+Kind = Callable[[Tensor, Tensor], _Value]
 
 
 class Divergences(NamedTuple):
@@ -63,7 +66,7 @@ def divergence(
     value_T, logprob_T = _Divergence.apply(
         *(p_TC.detach(), p_head_VC.detach(), q_TC, head_VC.detach()),
         *(per_token(temperature, q_TC), chunk or chunk_tokens(len(head_VC))),
-        *(KINDS[kind], targets_T),
+        *(KINDS[kind], targets_T, compile_decorator()),
     )
     return Divergences(value_T, None if targets_T is None else logprob_T)
 
@@ -80,8 +83,9 @@ class _Divergence(torch.autograd.Function):
         head_VC: Tensor,
         temperature_T: Tensor,
         chunk: int,
-        kind: Callable[[Tensor, Tensor], _Value],
+        kind: Kind,
         targets_T: Tensor | None,
+        join: Join,
     ) -> tuple[Tensor, Tensor]:
         wide = accumulator(q_TC.dtype)
         factor_VC = head_VC if q_TC.is_cuda else head_VC.to(wide)
@@ -90,21 +94,19 @@ class _Divergence(torch.autograd.Function):
         count = 0 if not wanted else 1 if targets_T is None else 2
         slopes = [torch.empty_like(q_TC) for _ in range(count)]
         for part in chunks(len(q_TC), chunk):
-            logp_nV = log_softmax(p_TC[part], p_head_VC, temperature_T[part])
-            logq_nV = log_softmax(q_TC[part], head_VC, temperature_T[part])
-            value_T[part], slope_nV = kind(logp_nV, logq_nV)
-            scale_n1 = 1 / temperature_T[part, None]
-            if targets_T is not None:
-                logprob_T[part] = logq_nV.gather(1, targets_T[part, None]).squeeze(1)
-            if not wanted:
-                continue
-            q_nV = logq_nV.exp()
-            mean_n1 = (q_nV * slope_nV).sum(1, keepdim=True)  # probabilities add up to 1
-            by_logit_nV = scale_n1 * q_nV * (slope_nV - mean_n1)
-            slopes[0][part] = (by_logit_nV.to(factor_VC.dtype) @ factor_VC).to(q_TC.dtype)
-            if targets_T is not None:
-                mean_nC = q_nV.to(factor_VC.dtype) @ factor_VC
-                slopes[1][part] = (scale_n1 * (factor_VC[targets_T[part]] - mean_nC)).to(q_TC.dtype)
+            logits_p = logits.definition(p_TC[part], p_head_VC)
+            logits_q = logits.definition(q_TC[part], head_VC)
+            targets_n = None if targets_T is None else targets_T[part]
+            temperature_n = temperature_T[part]
+            values, factors = join(_chunk)(
+                *(logits_p, logits_q, temperature_n, targets_n, kind),
+                factor_VC.dtype if wanted else None,
+            )
+            value_T[part], logprob_T[part] = values
+            for slope_TC, factor_nV in zip(slopes, factors, strict=True):
+                slope_TC[part] = (factor_nV @ factor_VC).to(q_TC.dtype)
+            if wanted and targets_n is not None:
+                slopes[1][part] += (factor_VC[targets_n] / temperature_n[:, None]).to(q_TC.dtype)
         ctx.save_for_backward(*slopes)
         return value_T, logprob_T
 
@@ -112,7 +114,31 @@ class _Divergence(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         parts = zip(grads, ctx.saved_tensors, strict=False)
         total_TC = sum(grad_T[:, None].to(slope_TC.dtype) * slope_TC for grad_T, slope_TC in parts)
-        return None, None, total_TC, None, None, None, None, None
+        return None, None, total_TC, *(None,) * 6
+
+
+def _chunk(
+    p_nV: Tensor,
+    q_nV: Tensor,
+    temperature_n: Tensor,
+    targets_n: Tensor | None,
+    kind: Kind,
+    dtype: torch.dtype | None,
+) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
+    """Divergence and log-prob of logits and, with a dtype, their gradients by q's logits.
+
+    That of the log-prob lacks the target itself, whose row of the head is cheaper to add.
+    """
+    logq_nV = normalised(q_nV, temperature_n)
+    value_n, slope_nV = kind(normalised(p_nV, temperature_n), logq_nV)
+    logprob_n, q_nV, factors = torch.zeros_like(value_n), logq_nV.exp(), []
+    if dtype is not None:
+        mean_n1 = (q_nV * slope_nV).sum(1, keepdim=True)  # probabilities add up to 1
+        factors.append((q_nV * (slope_nV - mean_n1) / temperature_n[:, None]).to(dtype))
+    if targets_n is not None:
+        logprob_n = logq_nV.gather(1, targets_n[:, None].long()).squeeze(1)
+        factors += [] if dtype is None else [(-q_nV / temperature_n[:, None]).to(dtype)]
+    return (value_n, logprob_n), factors
 
 
 def _reverse_kl(logp_nV: Tensor, logq_nV: Tensor) -> _Value:
@@ -142,7 +168,7 @@ def _tail(logp_nV: Tensor, logq_nV: Tensor) -> _Value:
     return _Value(value_n**2 / 2, value_n[:, None] * slope_nV)
 
 
-KINDS: dict[Divergence, Callable[[Tensor, Tensor], _Value]] = {
+KINDS: dict[Divergence, Kind] = {
     "reverse_kl": _reverse_kl,
     "forward_kl": _forward_kl,
     "jensen_shannon": _jensen_shannon,

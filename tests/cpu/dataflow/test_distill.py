@@ -146,6 +146,34 @@ def test_prompts_are_answered_by_the_sparse_actor(model: Path, tmp_path: Path) -
         sparrow.calibrate(str(other), **task, **kept, adapter=out, out=tmp_path / "cal")
 
 
+def test_refreshed_sequences_are_those_of_the_actor_with_the_adapter(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped behind a refresh it goes on bit for bit."""
+    given = {"task": "assignments", "length": 100, "max_tokens": 80, "device": "cpu"}
+    given |= GIVEN | {"steps": 8, "check_every": 2, "refresh": 4, "patience": 9}
+    inner, seen = module.Distillation._step, []
+
+    def step(self: Any, distiller: Any, training: Any, number: int) -> float:
+        seen.append((number, [one.ids.tolist() for one in training]))
+        if len(seen) == 16:
+            raise KeyboardInterrupt
+        return inner(self, distiller, training, number)
+
+    monkeypatch.setattr(module.Distillation, "_step", step)
+    whole = sparrow.distill(str(model), **given, out=tmp_path / "whole")
+    sequences = [training for _, training in seen]
+    assert sequences == [sequences[0]] * 4 + [sequences[4]] * 4
+    assert sequences[0] != sequences[4]
+    assert len(sequences[0]) == len(sequences[4]) == 8
+    with pytest.raises(KeyboardInterrupt):
+        sparrow.distill(str(model), **given, out=tmp_path / "parts")
+    parts = sparrow.distill(str(model), **given, out=tmp_path / "parts")
+    assert [number for number, _ in seen[8:]] == [*range(8), 6, 7]
+    assert seen[-1] == seen[7]
+    assert parts.looks == whole.looks
+
+
 def test_the_command_line(model: Path, sequences: Path, tmp_path: Path) -> None:
     words = ["--ids", sequences, "--budget", "48", "-n", "12", "--steps", "2", "--device", "cpu"]
     said = cli.run("distill", model, *words, "--rank", "2", "-o", tmp_path / "out")
@@ -154,6 +182,7 @@ def test_the_command_line(model: Path, sequences: Path, tmp_path: Path) -> None:
     bad = {
         "budget": ["--ids", sequences],
         "held_out": [*words, "--held-out", "12"],
+        "refresh": [*words, "--refresh", "20"],
         "one of task, rows, texts, ids": ["--budget", "48"],
     }
     for reason, given in bad.items():

@@ -72,12 +72,12 @@ def test_the_actor_samples_with_the_adapter(model: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "changes",
     [
-        {"distill": DISTILL | {"teacher": "old"}},
+        {"distill": DISTILL | {"teacher": "new"}},
         {"distill": DISTILL | {"share": 0.5, "every": 2, "ppo": False, "divergence": "k3"}},
         {"sleep": True},
         {"decoding": "exact", "speculative": {"draft_tokens": 4}},
     ],
-    ids=["old teacher", "share", "sleep", "exact"],
+    ids=["new teacher", "share", "sleep", "exact"],
 )
 def test_settings(changes: dict[str, Any], model: Path, tmp_path: Path) -> None:
     run(model, tmp_path / "run", 2, changes)

@@ -54,6 +54,19 @@ def test_values_and_gradients_are_those_of_autograd(kind, chunk) -> None:
     torch.testing.assert_close(gradient, expected)
 
 
+@pytest.mark.parametrize("kind", ["reverse_kl", "total_variation"])
+def test_compiled_it_is_the_same(kind) -> None:
+    p, q, head = (x.float().detach() for x in states())
+    results = []
+    for choice in ("reference", "compiled"):
+        q = q.detach().requires_grad_()
+        with ops.using(choice):
+            value, logprob = ops.divergence(p, q, head, kind=kind, targets_T=torch.arange(len(p)))
+        (value.sum() + 2 * logprob.sum()).backward()
+        results.append((value, logprob, q.grad))
+    torch.testing.assert_close(*results)
+
+
 def test_by_hand() -> None:
     """p = (1/2, 1/2) and q = (3/4, 1/4)."""
     head = torch.eye(2, dtype=torch.float64)

@@ -1,5 +1,6 @@
 """Distillation: the student is what sparse decoding sees, the policy is not touched, it learns."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,14 +19,15 @@ from sparrow.ops.reference.pages import DENSE
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import DivergenceKind
-from sparrow.sparse.flows.library import fine_means
+from sparrow.sparse.flows.library import fine_means, oracle, running_average
 from sparrow.sparse.rule import Rule
 from sparrow.training import sparse_attention
 from sparrow.training.distillation import Distiller
 from sparrow.training.objectives.surrogates import Objective, ppo, token_mean
-from sparrow.training.packing import Pack, pack_samples
+from sparrow.training.packing import pack_samples
 from sparrow.training.policy import Policy, TeacherStates
 
+TOP_P = replace(oracle, mass=0.7)
 SCHEDULE = Schedule.fixed(48, last=1)
 RULE = Rule.of(SCHEDULE)
 STEP = 1e-4  # of differences
@@ -55,13 +57,8 @@ def distiller(model: models.Decoder, b_std: float = 0.0, **settings: Any) -> Dis
     return Distiller(Policy(model), adapter, **settings)
 
 
-def packed(samples: list[TrainSample]) -> tuple[Pack, torch.Tensor]:
-    starts = [int(np.argmax(one.loss_mask)) for one in samples]
-    return pack_samples(samples), torch.tensor(starts)
-
-
 def student(made: Distiller, samples: list[TrainSample]) -> torch.Tensor:
-    return made.student(*packed(samples), SCHEDULE, RULE)
+    return made.student(pack_samples(samples), SCHEDULE, RULE)
 
 
 def test_a_zero_adapter_is_the_sparse_actor_of_every_sample(model) -> None:
@@ -81,7 +78,7 @@ def test_tokens_that_were_not_drawn_are_read_densely(model) -> None:
     mask[120:140] = False
     made = distiller(model)
     attention = sparse_attention.sparse_attention(
-        *packed([whole.replace(loss_mask=mask)]),
+        pack_samples([whole.replace(loss_mask=mask)]),
         SCHEDULE,
         RULE,
         layers=model.spec.layers,
@@ -120,7 +117,9 @@ def test_gradients_are_those_of_differences_with_the_same_pages() -> None:
         torch.testing.assert_close((tensor.grad * direction).sum(), slope, rtol=0.02, atol=1e-4)
 
 
-@pytest.mark.parametrize("flow", [None, fine_means(4)])
+@pytest.mark.parametrize(
+    "flow", [None, fine_means(4), running_average(), replace(oracle, mass=0.7)]
+)
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_flex_attention_is_the_definition_with_its_gradients(model, flow, monkeypatch) -> None:
     """Uncompiled it runs on a CPU too; its blocks must cover every pair that the mask leaves."""
@@ -135,7 +134,7 @@ def test_flex_attention_is_the_definition_with_its_gradients(model, flow, monkey
     spec = model.spec
     sizes: dict[str, Any] = {"layers": spec.layers, "kv_heads": spec.kv_heads}
     definition = sparse_attention.sparse_attention(
-        *packed(samples), schedule, rule, **sizes, dtype=torch.float32
+        pack_samples(samples), schedule, rule, **sizes, dtype=torch.float32
     )
     assert isinstance(definition, PackedSparse)
     flex = sparse_attention.FlexSparse.of(definition, definition)
@@ -149,15 +148,18 @@ def test_flex_attention_is_the_definition_with_its_gradients(model, flow, monkey
         results.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4)
-    kept = torch.rand(tokens, spec.kv_heads, -(-300 // 16), generator=random) < 0.2
+    size = len(flex.begins_S)
+    kept = torch.rand(size, spec.kv_heads, flex.pages, generator=random) < 0.2
+    kept[:, :, 0] = True
+    kept[:, :, :8] |= torch.arange(size)[:, None, None] >= size - 256  # a block of keys is full
     mask = flex._mask(kept, spec.heads // spec.kv_heads)
-    places = torch.arange(flex.tokens)
+    places = torch.arange(size)
     heads = torch.arange(spec.heads)[:, None, None]
     allowed = mask.mask_mod(torch.tensor(0), heads, places[:, None], places[None])
     block = sparse_attention.BLOCK
-    wanted = allowed.any(0).view(-1, block, flex.tokens // block, block).any(3).any(1)
-    assert not (wanted & ~mask.to_dense()[0, 0].bool()).any()
-    assert mask.to_dense().sum() < mask.to_dense().numel() / 2  # others are skipped
+    blocks = allowed.view(len(heads), -1, block, size // block, block)
+    assert torch.equal(blocks.any(0).any(3).any(1), mask.to_dense()[0, 0].bool())
+    assert mask.full_kv_num_blocks.sum() == 1
 
 
 @pytest.mark.parametrize("divergence", get_args(DivergenceKind))
@@ -195,7 +197,7 @@ def test_the_objectives_term_is_that_of_the_sparse_actor(model) -> None:
     objective = Objective(surrogate=ppo, aggregate=token_mean)
     update = made.step(SAMPLES, SCHEDULE, RULE, objective=objective)
     again = distiller(model, b_std=0.02)
-    pack, _ = packed(SAMPLES)
+    pack = pack_samples(SAMPLES)
     hidden = student(again, SAMPLES)
     logprob = ops.token_stats(hidden, model.head, pack.targets_R).logprob
     old = torch.cat([torch.from_numpy(one.rollout_logprob[one.loss_mask]) for one in SAMPLES])
