@@ -195,6 +195,7 @@ def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     """It has more steps than it can take before it hears that it shall end."""
     file = written(tmp_path, dense_alone=True, steps=6)
     old, new = tmp_path / "old", tmp_path / "new"
+    here(file, f"--out={old}", "--plan")
     process = start(file, f"--out={old}", "--cell", "dense-0")
     wait_for(process, (old / "cells" / "dense-0" / "start.json").exists)
     process.send_signal(signal.SIGINT)
@@ -220,6 +221,10 @@ def test_a_killed_study_leaves_nothing_running_and_goes_on(tmp_path: Path, folde
         process.communicate()
         assert gone(mark)
     output(start(file))
-    for part in ("validation.jsonl", "start.json", "tail.json"):
-        left, right = (each / "cells" / "dense-0" / part for each in (place, folder))
-        assert left.read_bytes() == right.read_bytes(), part
+    cells = [each / "cells" / "dense-0" for each in (place, folder)]
+    evaluated, before = ((cell / "validation.jsonl").read_bytes() for cell in cells)
+    assert evaluated == before
+    for part in ("start.json", "tail.json"):
+        left, right = (read_document(cell / part) for cell in cells)
+        assert left.pop("study") != right.pop("study"), "another run of the study"
+        assert left == right, part
