@@ -142,6 +142,52 @@ def test_mistakes_are_told_in_a_line_and_make_no_folder(tmp_path: Path, here: He
     assert not (tmp_path / "runs").exists()
 
 
+SECOND = """
+[[arms]]
+name = "dense"
+role = "baseline"
+
+[[arms]]
+name = "fine"
+schedule = "tiny-0.86"
+train.algorithm.aggregate = "seq-mean-token-mean"
+train.rollout.attention = {flow = "fine_means(4)", force = true}
+
+[analysis]
+primary = ["fine", "dense"]
+sd = [0.1]
+predictions = [{hypothesis = "chance", compare = ["fine", "dense"], right = "open"}]
+"""
+
+
+def test_a_study_with_an_analysis(tmp_path: Path, here: Here) -> None:
+    """Refused where the limit cuts off the start's answers; told to, it begins and is analysed."""
+    file = tmp_path / "little.toml"
+    text = LITTLE.replace("allow_cut_off = true\n", "").replace("rows = 4", "prompts = 2")
+    arms = next(line for line in text.splitlines() if line.startswith("arms"))
+    text = text.replace(arms + "\n", "").replace("\n[train]", f"{SECOND}\n[train]")
+    file.write_text(text, encoding="utf-8")
+    assert "fine less dense" in here(file, "--dry-run")
+    assert "--allow-cut-off" in here(file, "--plan", code=2)
+    assert "--allow-cut-off" in here(file, "--cell", "dense-0", code=2)
+    for words in (("--plan",), ("--cell", "dense-0"), ("--cell", "fine-0"), ("--report",)):
+        here(file, *words, "--allow-cut-off")
+    folder = tmp_path / PLACE
+    start, run = read_document(folder / "start.json"), read_document(folder / "design.json")["run"]
+    assert start["cut_off"] > 0.05
+    for name in ("dense-0", "fine-0"):
+        assert read_document(folder / "cells" / name / "end.json")["study"] == run["id"]
+    outcomes = read_document(folder / "cells" / "fine-0" / "tail.json")["outcomes"]
+    assert sum(outcomes) == pytest.approx(1)
+    metrics = read_lines(folder / "cells" / "fine-0" / "metrics.jsonl")
+    assert metrics[-1]["sparse/step/survivors/bin_32"] == 1.0
+    results = read_document(folder / "results.json")["analysis"]
+    (pair,) = results["comparisons"]
+    assert (pair["runs"], pair["verdict"]) == ([1, 1], "no result")
+    assert sum(pair[share]["value"] for share in ("right", "cut_off", "wrong")) == pytest.approx(0)
+    assert results["indicators"][0]["missing"] == 2
+
+
 @pytest.mark.slow
 def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     tmp_path: Path, here: Here
@@ -149,6 +195,7 @@ def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     """It has more steps than it can take before it hears that it shall end."""
     file = written(tmp_path, dense_alone=True, steps=6)
     old, new = tmp_path / "old", tmp_path / "new"
+    here(file, f"--out={old}", "--plan")
     process = start(file, f"--out={old}", "--cell", "dense-0")
     wait_for(process, (old / "cells" / "dense-0" / "start.json").exists)
     process.send_signal(signal.SIGINT)
@@ -174,6 +221,10 @@ def test_a_killed_study_leaves_nothing_running_and_goes_on(tmp_path: Path, folde
         process.communicate()
         assert gone(mark)
     output(start(file))
-    for part in ("validation.jsonl", "start.json", "tail.json"):
-        left, right = (each / "cells" / "dense-0" / part for each in (place, folder))
-        assert left.read_bytes() == right.read_bytes(), part
+    cells = [each / "cells" / "dense-0" for each in (place, folder)]
+    evaluated, before = ((cell / "validation.jsonl").read_bytes() for cell in cells)
+    assert evaluated == before
+    for part in ("start.json", "tail.json"):
+        left, right = (read_document(cell / part) for cell in cells)
+        assert left.pop("study") != right.pop("study"), "another run of the study"
+        assert left == right, part

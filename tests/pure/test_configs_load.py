@@ -75,3 +75,20 @@ def test_recipes_are_sparse_by_a_schedule_for_their_model_but_one() -> None:
         assert recipe.gate.mode == "act"
         target = next(note.text for note in schedule.provenance if note.key == "target")
         assert str(recipe.gate.target) in target
+
+
+def test_designs_of_the_second_study_are_as_committed_before_it_ran() -> None:
+    """docs/results/control-study-2.md."""
+    first, second = (load_config(StudyConfig, [f"control-2{part}"]) for part in "ab")
+    for design, runs in ((first, 12), (second, 24)):
+        assert sum(len(design.seeds_of(arm)) for arm in design.arms) == runs
+        assert (design.rates, design.train.run.steps) == ((1e-4,), 60)
+        assert (design.outcome.tolerance, design.outcome.cut_off) == (0.05, 0.05)
+        assert design.analysis.confidence == 0.90
+    assert (first.train.model.name, first.allow_cut_off) == ("small", True)
+    assert first.train == load_config(StudyConfig, ["small"]).train
+    assert (second.train.model.name, second.allow_cut_off) == ("small-rl", False)
+    assert second.analysis.primary == ("p05-0.86", "dense")
+    data = second.train.data.model_copy(update={"first": first.train.data.first})
+    model = first.train.model
+    assert second.train.model_copy(update={"data": data, "model": model}) == first.train

@@ -26,6 +26,8 @@ def study(file, place, what, name=None):
     if what == "--plan":
         (folder / "plans").mkdir(exist_ok=True)
         (folder / "plans" / "p.json").write_text('{"budgets": [80]}')
+        start = {"model": "tiny", "answers": 8, "right": 0.9, "cut_off": 0.0, "wrong": 0.1}
+        (folder / "start.json").write_text(json.dumps(start))
         return 0
     rates = [float(text) for text in BY_RATE]
     rate = next(one for one in rates if not (folder / "rejected" / f"{one:g}").exists())

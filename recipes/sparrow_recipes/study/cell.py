@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from sparrow.dataflow.local.metrics import LEAST, UNCERTAIN, p05
 from sparrow.dataflow.local.run import Run, open_run
 from sparrow.dataflow.stopping import GracefulShutdown
 from sparrow.schema.base import Float32Array
+from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import AcceptanceReading
-from sparrow.schema.run_folder import MODEL
+from sparrow.schema.run_folder import MODEL, Outcomes
 from sparrow.schema.types import Report
 from sparrow.stats import TAIL as TAIL_SHARE
 from sparrow.stats import quantile_interval
@@ -40,7 +42,8 @@ def run_cell(
     """
     if study.ended(cell):
         return
-    begun, folder = time.monotonic(), study.folder_of(cell)
+    begun, folder, own = time.monotonic(), study.folder_of(cell), study.run()
+    study_id = None if own is None else own.id
     if (folder / MODEL).exists():  # killed after training: write the model again
         shutil.rmtree(folder / MODEL)
     run = open_run(
@@ -49,7 +52,8 @@ def run_cell(
 
     def measure_tail(name: str) -> None:
         run.callbacks.phase(f"measuring the tail: {name}")
-        probe(run, study.config.probe, study.config.surface.bin).save(folder / name)
+        tail = probe(run, study.config.probe, study.config.surface.bin)
+        tail.replace(study=study_id, outcomes=sparse_outcomes(run)).save(folder / name)
 
     diverged = ""
     with run:
@@ -66,7 +70,25 @@ def run_cell(
         steps=run.step,
         seconds=round(time.monotonic() - begun, 1),  # of the session that ended it
         rate=run.config.optimiser.rate,
+        study=study_id,
     ).save(folder / END)
+
+
+def sparse_outcomes(run: Run) -> Outcomes | None:
+    """Evaluate the sparse actor on the validation rows; None if it is dense."""
+    if run.gate.schedule is None:
+        return None
+    validation = run.config.validation.replace(sparse=True)
+    side = replace(run.rollout, config=run.config.replace(validation=validation))
+    return outcomes(side.validate(run.gate.schedule))
+
+
+def outcomes(evaluation: Evaluation) -> Outcomes:
+    """Shares right, cut off and wrong of an evaluation of one source."""
+    (cell,) = evaluation.cells
+    assert cell.right is not None
+    assert cell.wrong is not None
+    return Outcomes(cell.right, cell.cut_off, cell.wrong)
 
 
 def probe(run: Run, config: ProbeConfig, width: int) -> CellTail:
@@ -85,6 +107,7 @@ def probe(run: Run, config: ProbeConfig, width: int) -> CellTail:
         schedule="dense" if schedule is None else schedule.name,
         entropy=float(np.concatenate([scores.entropy for scores in batch.scores]).mean()),
         length=float(np.mean([len(reading.lengths) for reading in batch.readings])),
+        answers=len(batch.readings),
         bins=tuple(tail_bins(batch.readings, width)),
     )
 
@@ -116,6 +139,7 @@ def _bin(readings: Sequence[AcceptanceReading], start: int, stop: int) -> TailBi
         stop=stop,
         tokens=tokens,
         prompts=len(prompts),
+        answers=len(uncertain),
         p05=tail.value,
         low=tail.low,
         high=tail.high,

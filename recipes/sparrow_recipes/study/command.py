@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Annotated
 
+from rich.table import Table
+
 from sparrow.cli.output import STOPPED, alert, console, counting, notes, plain, write
 from sparrow.cli.output import report as note
-from sparrow_recipes.study.config import ArmConfig, StudyConfig
-from sparrow_recipes.study.design import Study
+from sparrow.schema.run_folder import flat_settings
+from sparrow_recipes.study.config import AnalysisConfig, ArmConfig, StudyConfig
+from sparrow_recipes.study.design import Study, describe
+
+SHOWN = ("optimiser.rate", "algorithm.corrections")  # settings with a column of their own
 
 
 def study(
     config: StudyConfig,
     *,
-    dry_run: Annotated[bool, "Only show the arms, the seeds and their state."] = False,
-    plan: Annotated[bool, "Only calibrate, and plan the schedules of the arms."] = False,
+    dry_run: Annotated[bool, "Only show arms, seeds, their state, and the power."] = False,
+    plan: Annotated[bool, "Only evaluate the start model, and plan the schedules."] = False,
     cell: Annotated[
         str | None,
         "Only this run, in this process: to spread a study over machines that share the folder. "
@@ -25,18 +30,17 @@ def study(
     ] = None,
     report: Annotated[bool, "Only write the report of the runs so far."] = False,
 ) -> None:
-    """Measure where sparse rollouts begin to hurt: train arms of different p05, with controls.
+    """Compare kinds of rollout in training: arms that differ in one thing, with several seeds.
 
-    Schedules are planned for each target; dense is the baseline; a control that must collapse and
-    one that must not change show whether the study is able to find an effect. Every arm and seed is
-    a training run in its own process. The same command resumes a stopped study. tiny and small are
-    shipped, recipes/sparrow_recipes/study/config.py lists every setting. Prints the
-    report's file.
+    The start model is evaluated first: a study does not begin where the token limit cuts off many
+    dense answers. Every arm and seed is a training run in its own process, and only runs of one
+    study are compared. The same command resumes a stopped study. docs/study.md describes designs,
+    recipes/sparrow_recipes/study/config.py lists every setting. Prints the report's file.
 
     For example:
 
       sparrow study tiny --dry-run
-      sparrow study small --parallel 6
+      sparrow study control-2b --parallel 9
 
     Exit codes: 0 all runs have ended, 1 one failed or no rate was found, 2 a mistake in the
     settings, 130 stopped by Ctrl-C.
@@ -62,19 +66,23 @@ def study(
 
 
 def _show(study: Study) -> None:
-    from rich.table import Table
-
     from sparrow_recipes.study.stages import rate_of, state_of
 
     states, rate, config, train = state_of(study), rate_of(study), study.config, study.config.train
-    table = Table("arm", "rollout", "role", "rate", "corrections", "seeds: state")
+    table = Table("arm", "rollout", "role", "rate", "corrections", "other settings", "seeds: state")
     for arm in config.arms:
-        cells = [f"{cell.seed}: {states[cell.name]}" for cell in study.cells if cell.arm == arm]
-        choices = train.algorithm.corrections if arm.corrections is None else arm.corrections
-        corrections = ", ".join(choice.use for choice in choices) or "none"
-        arm_rate = f"{rate if arm.rate is None else arm.rate:g}"
-        table.add_row(arm.name, _rollout(arm), arm.role, arm_rate, corrections, ", ".join(cells))
+        cells = [cell for cell in study.cells if cell.arm == arm]
+        run = study.training(cells[0], rate)
+        own = dict(flat_settings(arm.train))
+        others = [f"{key} = {value}" for key, value in own.items() if key not in SHOWN]
+        table.add_row(
+            *(arm.name, _rollout(arm), arm.role, f"{run.optimiser.rate:g}"),
+            *(describe(run.algorithm.corrections), ", ".join(others)),
+            ", ".join(f"{cell.seed}: {states[cell.name]}" for cell in cells),
+        )
     console.print(table)
+    if config.analysis is not None:
+        console.print(_power(config, config.analysis))
     console.print(
         f"{len(study.cells)} runs of {train.run.steps} steps, {train.rollout.prompts} prompts x "
         f"{train.rollout.samples} answers <= {train.rollout.max_tokens} tokens; evaluated every "
@@ -84,21 +92,39 @@ def _show(study: Study) -> None:
     )
 
 
+def _power(config: StudyConfig, analysis: AnalysisConfig) -> Table:
+    """What the comparisons can show with so many seeds."""
+    from sparrow_recipes.study.analysis import planned_power
+
+    noun = f"half of the {analysis.confidence:.0%} interval"
+    margin = config.outcome.tolerance
+    test = f"power of non-inferiority at {margin:g}"
+    table = Table("comparisons", "seeds", "assumed sd", noun, test, "detectable, power 80 %")
+    seeds = {arm.name: len(config.seeds_of(arm)) for arm in config.arms}
+    for row in planned_power(analysis, margin, seeds):
+        figures = (row.sd, row.half, row.non_inferior, row.detectable)
+        numbers = ("-" if figure is None else f"{figure:.3f}" for figure in figures)
+        table.add_row(", ".join(row.comparisons), "{} / {}".format(*row.seeds), *numbers)
+    return table
+
+
 def _rollout(arm: ArmConfig) -> str:
     """Describe the attention of an arm."""
     return {
         "dense": "dense",
         "target": f"planned for p05 {arm.target}",
         "budget": f"{arm.budget} tokens kept",
+        "schedule": f"schedule {arm.schedule}",
         "fixed": f"one budget, reads as much as {arm.like}",
     }[arm.kind]
 
 
 def _plan(study: Study, command: str) -> None:
-    from sparrow_recipes.study.plans import make_plans
+    from sparrow_recipes.study.plans import check_start, make_plans
     from sparrow_recipes.study.stages import prepare
 
     prepare(study, command)
+    check_start(study, report=note)
     with counting("measuring") as progress:
         make_plans(study, progress=progress, report=note)
     write(str(study.plans))
@@ -111,8 +137,12 @@ def _cell(study: Study, name: str, command: str) -> None:
     from sparrow_recipes.study.stages import prepare, rate_of
 
     chosen = study.cell(name)
-    if not chosen.arm.dense and not study.plan_of(chosen.arm).exists():
-        raise ValueError(f"{study.plan_of(chosen.arm)} does not exist: run with --plan first")
+    needed = [study.start, *([] if chosen.arm.dense else [study.plan_of(chosen.arm)])]
+    for file in needed:
+        if not file.exists():
+            raise ValueError(f"{file} does not exist: run with --plan first")
+    if refusal := study.refusal():
+        raise ValueError(refusal)
     prepare(study, command)
     with GracefulShutdown() as stopping:
         try:

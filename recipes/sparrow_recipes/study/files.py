@@ -16,7 +16,7 @@ from sparrow.schema.base import File, Record
 from sparrow.schema.run_folder import Measured, Metrics, Outcomes, read_metrics
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.types import FolderName
-from sparrow_recipes.study.config import ArmKind, ArmRole
+from sparrow_recipes.study.config import AnalysisConfig, ArmKind, ArmRole
 
 ACCURACY, LENGTH = "val-core/", "val-aux/"
 F = TypeVar("F", bound=File)
@@ -48,6 +48,17 @@ class StudyArm(Record):
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     rate: float
     correction: str
+    schedule: str | None = None
+    train: Mapping[str, Any] = Field(default_factory=dict)  # settings that differ
+
+
+class StudyRun(Record):
+    """What identifies one run of a study; results of another are never joined with it."""
+
+    id: str
+    begun: str
+    version: str
+    device: str
 
 
 class Collapse(Record):
@@ -77,6 +88,10 @@ class StudyDesign(StudyFile):
     gain: float | None = None  # that every seed of the baseline must reach
     bin: Positive
     command: str | tuple[str, ...] | None = None
+    cut_off: float | None = None  # share of dense answers; with more, arms are not compared
+    allow_cut_off: bool = False
+    analysis: AnalysisConfig | None = None
+    run: StudyRun | None = None  # older studies have none
     arms: Annotated[tuple[StudyArm, ...], Field(min_length=1)]
 
     @property
@@ -95,6 +110,18 @@ class StudyDesign(StudyFile):
             raise ValueError(f"arms: like must name an arm, got {', '.join(map(str, unknown))}")
 
 
+class StartAnswers(StudyFile):
+    """start.json of the study: dense answers of the start model to the evaluated rows."""
+
+    what: ClassVar[str] = "start"
+
+    model: str
+    answers: Positive
+    right: float
+    cut_off: float
+    wrong: float
+
+
 class CellEnd(StudyFile):
     """end.json: how a run of the study ended."""
 
@@ -105,6 +132,7 @@ class CellEnd(StudyFile):
     steps: int
     seconds: Measured  # of the session that ended it
     rate: float | None = None
+    study: str | None = None  # id of the study's run
 
 
 class TailBin(Record):
@@ -114,6 +142,7 @@ class TailBin(Record):
     stop: int | None
     tokens: int | None = None
     prompts: int | None = None
+    answers: int | None = None  # that have tokens in the bin
     p05: Measured
     low: Measured = None
     high: Measured = None
@@ -122,7 +151,10 @@ class TailBin(Record):
 
 
 class CellTail(StudyFile):
-    """start.json and tail.json: p05 under the schedule of a run, before and after training."""
+    """start.json and tail.json: p05 under the schedule of a run, before and after training.
+
+    outcomes: of the evaluated rows under this schedule; None if it is dense.
+    """
 
     what: ClassVar[str] = "tail"
 
@@ -130,6 +162,9 @@ class CellTail(StudyFile):
     schedule: str
     entropy: Measured
     length: Measured = None
+    answers: int | None = None  # whose acceptance was measured
+    outcomes: Outcomes | None = None
+    study: str | None = None  # id of the study's run
     bins: tuple[TailBin, ...]
 
 
@@ -170,6 +205,7 @@ class StudyFolder:
     design: StudyDesign
     cells: Mapping[str, Sequence[StudyCell]]  # by arm
     plans: Mapping[str, Schedule]  # by arm
+    start: StartAnswers | None = None
 
 
 def read_study(folder: str | Path) -> StudyFolder:
@@ -179,9 +215,24 @@ def read_study(folder: str | Path) -> StudyFolder:
     if design is None:
         raise ValueError(f"{folder / 'design.json'} does not exist: not the folder of a study")
     cells = {arm.name: [read_cell(folder, arm, seed) for seed in arm.seeds] for arm in design.arms}
+    for cell in (cell for arm in cells.values() for cell in arm):
+        _refuse_other_run(cell, design)
     plans = {name: _loaded(folder / "plans" / f"{name}.json", Schedule) for name in cells}
     existing = {name: plan for name, plan in plans.items() if plan is not None}
-    return StudyFolder(design=design, cells=cells, plans=existing)
+    start = _loaded(folder / "start.json", StartAnswers)
+    return StudyFolder(design=design, cells=cells, plans=existing, start=start)
+
+
+def _refuse_other_run(cell: StudyCell, design: StudyDesign) -> None:
+    """Raise if a cell was made by another run of a study than its design."""
+    run = None if design.run is None else design.run.id
+    for part in (cell.start, cell.end):
+        if part is not None and part.study != run:
+            name = f"{cell.arm.name}-{cell.seed}"
+            raise ValueError(
+                f"cells/{name}: made by the study's run {part.study}, the design is of {run}; only "
+                "runs of one study are compared"
+            )
 
 
 def read_cell(folder: Path, arm: StudyArm, seed: int) -> StudyCell:

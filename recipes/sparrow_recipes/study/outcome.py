@@ -1,43 +1,28 @@
-"""The outcome of a study: cells, arms against the baseline, schedules against fixed budgets.
+"""The outcome of a study: arms against the baseline, schedules against fixed budgets, controls.
 
-A cell collapsed where the final accuracy is more than `drop` below the start, or the run gave no
-numbers any more, or answers became shorter than `length` times the start while accuracy fell below
-the start. Short answers alone are no collapse, as dense training shortens answers while accuracy
-rises; they are flagged for every cell.
-
-In the fit of the threshold a cell that diverged counts with accuracy 0: it has no policy left,
-whatever its last evaluations said. Everywhere else values are as measured. A value that was not
-measured is None.
+Values are as measured; one that was not measured is None.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, median
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import ClassVar
 
 from sparrow.schema.base import File, Record
-from sparrow.schema.run_folder import Metrics
 from sparrow_recipes.study import comparing
+from sparrow_recipes.study.analysis import Analysis, analyse
 from sparrow_recipes.study.config import LAST
-from sparrow_recipes.study.files import CellTail, StudyArm, StudyCell, StudyDesign, StudyFolder
+from sparrow_recipes.study.files import (
+    CellTail,
+    StartAnswers,
+    StudyArm,
+    StudyCell,
+    StudyDesign,
+    StudyFolder,
+)
+from sparrow_recipes.study.judging import CellOutcome, judge, less, mean, measures, values
 
-OFTEN = 1 / 3  # a bin counts where so many of the steps have it
 MOVED = 2.0  # standard errors by which a control that must not move may do so
-STEP_BIN, WINDOW_MIN = re.compile(r"sparse/step/p05/bin_(\d+)$"), "sparse/accept_p05_min"
-MEASURES: dict[str, tuple[Callable[[Sequence[float]], float], str]] = {
-    "lowest_window": (min, WINDOW_MIN),
-    "p05": (fmean, "sparse/step/p05"),
-    "p05_uncertain": (fmean, "sparse/step/p05_uncertain"),
-    "uncertain": (fmean, "sparse/step/uncertain"),
-    "k3": (fmean, "mismatch/k3"),
-    "least_ess": (min, "mismatch/ess"),
-    "skipped": (max, "faults/skipped_updates"),  # logged as how many so far
-    "seconds": (fmean, "timing_s/gen"),
-    "median_seconds": (median, "timing_s/gen"),
-    "density": (fmean, "sparse/density"),
-    "kept": (fmean, "sparse/kv_budget"),
-}
 DRIFTS = {
     "step_p05": "sparse/step/p05",
     "step_p05_uncertain": "sparse/step/p05_uncertain",
@@ -46,46 +31,6 @@ DRIFTS = {
 }
 
 Drift = tuple[float | None, float | None]  # at the start and at the end, over seeds with both
-
-
-class Worst(Record):
-    """The realised tail: p05 of the steps, averaged by bin of lengths, in the worst bin."""
-
-    p05: float
-    bin: int
-    rare: tuple[int, ...]  # bins that too few steps have
-
-
-class CellOutcome(Record):
-    """The outcome of a cell. Only a cell that ended has a final accuracy."""
-
-    arm: str
-    seed: int
-    status: str
-    message: str
-    steps: int
-    start: float | None
-    final: float | None
-    last: float | None  # accuracy at the last evaluation: a final mean hides a late fall
-    evaluations: int
-    start_length: float | None
-    final_length: float | None
-    short: bool | None
-    collapse: tuple[str, ...]
-    worst: Worst | None
-    measures: Mapping[str, float | None]
-
-    @property
-    def name(self) -> str:
-        return f"{self.arm}-{self.seed}"
-
-    @property
-    def gain(self) -> float | None:
-        return None if self.final is None or self.start is None else self.final - self.start
-
-    @property
-    def measured(self) -> bool:
-        return self.final is not None or bool(self.collapse)
 
 
 class Spread(Record):
@@ -140,24 +85,22 @@ class Control(Record):
 
 
 class StudyResults(File):
-    """The results of a study. left_out_of_fit: by cell, why the fit could not use it."""
+    """The results of a study."""
 
     what: ClassVar[str] = "study results"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     made_by: ClassVar[str] = "sparrow study"
 
-    format: int = 2
+    format: int = 3
     design: StudyDesign
     verdicts: tuple[str, ...] = ()
     inconclusive: tuple[str, ...] = ()
     arms: tuple[ArmOutcome, ...]
     common_variance: float | None
-    threshold: comparing.Threshold | None
-    points: tuple[comparing.GapPoint, ...]
-    points_beside: tuple[comparing.GapPoint, ...]
-    left_out_of_fit: Mapping[str, str]
     schedule_against_fixed: tuple[FixedComparison, ...]
     negative_control: Control | None
+    analysis: Analysis | None = None
+    start: StartAnswers | None = None
 
     @property
     def baseline(self) -> ArmOutcome:
@@ -182,105 +125,20 @@ def conclude(study: StudyFolder) -> StudyResults:
         healthy
     )  # what an arm with one seed borrows: of arms without a collapse
     arms = {arm.name: _arm(study, arm, judged[arm.name], samples, common) for arm in design.arms}
-    points, beside, left_out = _points(design, list(arms.values()))
     flat = [arm for arm in arms.values() if arm.role == "flat"]
     return StudyResults(
         design=design,
         arms=tuple(arms.values()),
         common_variance=common,
-        threshold=comparing.find_threshold(points, design.tolerance),
-        points=tuple(points),
-        points_beside=tuple(beside),
-        left_out_of_fit=left_out,
         schedule_against_fixed=tuple(
             _fixed(arms[arm.like], arms[arm.name], common, design)
             for arm in design.arms
             if arm.like
         ),
         negative_control=_control(flat[0], design) if flat else None,
+        analysis=analyse(study, judged),
+        start=study.start,
     )
-
-
-def judge(cell: StudyCell, design: StudyDesign) -> CellOutcome:
-    """The outcome of a cell, finished or not; final is the mean of the last evaluations."""
-    start = next((e for e in cell.evaluations if e.step == 0), None)
-    ended = cell.status in ("done", "diverged")
-    last = [e for e in cell.evaluations if e.step > 0][-LAST:] if ended else []
-    final, before = mean(e.accuracy for e in last), start.accuracy if start else None
-    begin, end = start.median if start else None, mean(e.median for e in last)
-    short = None if begin is None or end is None else end < design.collapse.length * begin
-    diverged = cell.status == "diverged" or any(e.accuracy is None for e in last)
-    gain = less(final, before)
-    collapse = {
-        "accuracy": gain is not None and gain < -design.collapse.drop - 1e-9,  # but for rounding
-        "diverged": diverged,
-        "length": bool(short) and gain is not None and gain < 0,
-    }
-    return CellOutcome(
-        arm=cell.arm.name,
-        seed=cell.seed,
-        status=cell.status,
-        message=cell.end.message or "" if cell.end else "",
-        steps=len(cell.steps),
-        start=before,
-        final=final,
-        last=last[-1].accuracy if last else None,
-        evaluations=sum(e.accuracy is not None for e in last),
-        start_length=begin,
-        final_length=end,
-        short=short,
-        collapse=tuple(reason for reason, holds in collapse.items() if holds),
-        worst=worst_bin(cell.steps),
-        measures=measures(cell.steps),
-    )
-
-
-def worst_bin(steps: Sequence[Metrics]) -> Worst | None:
-    """The bin of lengths with the lowest mean p05 over the steps."""
-    keys = {key for line in steps for key in line.values}
-    bins = {int(match[1]): values(steps, key) for key in keys if (match := STEP_BIN.match(key))}
-    often = {start: fmean(p05) for start, p05 in bins.items() if len(p05) >= OFTEN * len(steps)}
-    if not often:
-        return None
-    lowest = min(sorted(often), key=lambda start: often[start])
-    return Worst(p05=often[lowest], bin=lowest, rare=tuple(sorted(bins.keys() - often.keys())))
-
-
-def measures(steps: Sequence[Metrics]) -> dict[str, float | None]:
-    """The metrics of MEASURES over steps of a cell or of an arm; and sampled tokens a second."""
-    measures: dict[str, float | None] = {}
-    for name, (join, metric) in MEASURES.items():
-        measured = values(steps, metric)
-        measures[name] = join(measured) if measured else None
-    timed = [
-        (tokens, taken)
-        for line in steps
-        if (taken := line.values.get("timing_s/gen")) and (tokens := _answered(line)) is not None
-    ]
-    rate = sum(tokens for tokens, _ in timed) / sum(taken for _, taken in timed) if timed else None
-    return {**measures, "tokens_a_second": rate}
-
-
-def _answered(line: Metrics) -> float | None:
-    """Tokens of a step's answers; the logged total includes the prompts."""
-    total, answer = map(line.values.get, ("perf/total_num_tokens", "response_length/mean"))
-    prompt = line.values.get("prompt_length/mean") or 0.0
-    return None if total is None or not answer else total * answer / (answer + prompt)
-
-
-def values(steps: Iterable[Metrics], key: str) -> list[float]:
-    """The values of a metric in the steps that have it."""
-    return [value for line in steps if (value := line.values.get(key)) is not None]
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the measured values; None without any."""
-    measured = [value for value in values if value is not None]
-    return fmean(measured) if measured else None
-
-
-def less(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else first - second
 
 
 def _sample(cells: Sequence[CellOutcome], design: StudyDesign) -> comparing.FinalAccuracies | None:
@@ -359,42 +217,6 @@ def _change(start: CellTail, tail: CellTail) -> float | None:
     """Mean change of p05 over the bins that both have."""
     before = {bin.start: bin.p05 for bin in start.bins}
     return mean(less(bin.p05, before.get(bin.start)) for bin in tail.bins)
-
-
-def _points(
-    design: StudyDesign, arms: Sequence[ArmOutcome]
-) -> tuple[list[comparing.GapPoint], list[comparing.GapPoint], dict[str, str]]:
-    """Points of the fit, points shown beside it, and cells that give none with the reason."""
-    base = design.baseline
-    sample = next(arm.finals for arm in arms if arm.name == base.name)
-    finals: Mapping[int, float] = {} if sample is None else sample.finals
-    corrections = {arm.name: arm.correction for arm in design.arms}
-    points: list[comparing.GapPoint] = []
-    beside: list[comparing.GapPoint] = []
-    left_out: dict[str, str] = {}
-    for cell in (cell for arm in arms if arm.role != "flat" for cell in arm.cells):
-        reason, worst = _unusable(cell, finals), cell.worst
-        if not reason and worst is not None:
-            final = 0.0 if "diverged" in cell.collapse or cell.final is None else cell.final
-            first = cell.arm == base.name
-            gap = 0.0 if first else finals[cell.seed] - final
-            point = comparing.GapPoint(
-                arm=cell.arm, seed=cell.seed, p05=worst.p05, gap=gap, baseline=first
-            )
-            same = corrections[cell.arm] == base.correction
-            (points if same else beside).append(point)
-            reason = "" if same else f"correction {corrections[cell.arm]}; shown, not fitted"
-        left_out |= {cell.name: reason} if reason else {}
-    return points, beside, left_out
-
-
-def _unusable(cell: CellOutcome, finals: Mapping[int, float]) -> str:
-    """Why a cell gives no point; empty if it gives one."""
-    if not cell.measured:
-        return cell.status if cell.status != "done" else "no evaluation after the start"
-    if cell.worst is None:
-        return "no p05 by bin in its steps"
-    return "" if cell.seed in finals else "the baseline has no final accuracy with this seed"
 
 
 def _fixed(

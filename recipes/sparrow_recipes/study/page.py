@@ -1,16 +1,14 @@
 """The report of a study: verdicts, tables and charts, as a Markdown page with figure files.
 
-outcome.py computes the results, page.toml has the texts.
+outcome.py and analysis.py compute the results, page.toml has the texts.
 """
 
-import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from sparrow.files import write_whole
 from sparrow.reporting.calibration import LENGTH, everything, kept_points
@@ -31,15 +29,25 @@ from sparrow.reporting.page import (
 from sparrow.reporting.render import write_figures
 from sparrow.schema.run_folder import Outcomes
 from sparrow.schema.schedule import DENSE
-from sparrow_recipes.study.comparing import PUBLISHED, End, Interval, interval_text
+from sparrow_recipes.study import leading
 from sparrow_recipes.study.files import StudyCell, StudyDesign, StudyFolder
-from sparrow_recipes.study.outcome import ArmOutcome, CellOutcome, Drift, StudyResults
+from sparrow_recipes.study.judging import CellOutcome, mean
+from sparrow_recipes.study.outcome import ArmOutcome, Drift, StudyResults
+from sparrow_recipes.study.tables import (
+    DASH,
+    TEXTS,
+    analysis_tables,
+    number,
+    numbers,
+    survivors,
+    text_table,
+    with_interval,
+)
 
-FEW = 40  # draws below which the outer quantiles are the extremes
-DASH = "\N{EN DASH}"  # for values that were not measured
+PUBLISHED = 0.86  # the realised p05 that was published as sufficient
+OTHERS = ("cut_off", "wrong")  # outcomes of an answer that is not right
 STEP = Axis(name="step", form=".0f")
-FIGURES = ("accuracy", "gaps", "tails", "budgets")  # sections with a file of their own
-TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+FIGURES = ("accuracy", "tails", "budgets")  # sections with a file of their own
 
 
 def write_study(folder: Path, study: StudyFolder, results: StudyResults) -> Path:
@@ -54,18 +62,23 @@ def study_page(study: StudyFolder, results: StudyResults) -> Page:
     """The page of a study: the verdicts, then a section for each kind of evidence."""
     design, common = results.design, results.common_variance
     borrowed = "none" if common is None else f"{common:.2g}"
+    analysis = results.analysis
     items: dict[str, Sequence[Item]] = {
-        "arms": _arms_tables(results),
+        **analysis_tables(results),
+        **({"shares": [_shares(results)]} if analysis else {"arms": _arms_tables(results)}),
         "accuracy": _accuracy(study),
-        "gaps": [_gaps(results)],
+        "survivors": survivors(results),
         "fixed": [_fixed(results)] if results.schedule_against_fixed else [],
         "tails": _tails(study),
         "drift": [_drifts(results)],
         "rollout": [_costs(results)],
         "budgets": [_budgets(study)] if study.plans else [],
-        "cells": [_table("cells", map(_cell_row, _cells(results)))],
+        "cells": [text_table("cells", map(_cell_row, _cells(results)))],
     }
-    values = {"design": design, "borrowed": borrowed, "words": _threshold_note(results)}
+    values = {"design": design, "borrowed": borrowed, "run": design.run, "leading": leading}
+    values["analysis"] = design.analysis
+    primary = (design.analysis and design.analysis.primary) or ("none",)
+    values["primary"] = " less ".join(primary)
     sections = [Section.named(key, part, TEXTS, **values) for key, part in items.items() if part]
     if design.commands:
         code = Remarks(key="command", lines=design.commands, code=True)
@@ -78,51 +91,13 @@ def _cells(results: StudyResults) -> list[CellOutcome]:
     return [cell for arm in results.arms for cell in arm.cells]
 
 
-def _threshold_note(results: StudyResults) -> str:
-    """Explain how the interval was computed, and which cells are in the fit."""
-    texts, threshold = TEXTS["gaps"], results.threshold
-    if threshold is None:
-        return str(texts["none"])
-    left_out = "; ".join(f"{cell}: {why}" for cell, why in results.left_out_of_fit.items())
-    diverged = ", ".join(cell.name for cell in _cells(results) if "diverged" in cell.collapse)
-    values = {
-        "at": threshold,
-        "few": texts["few"] if threshold.draws < FEW else "",
-        "estimate": interval_text(threshold.value_low, threshold.value_high),
-        "points": len(results.points),
-        "own": sum(point.baseline for point in results.points),
-    }
-    return str(texts["fit"].format(**values, left=left_out or "none", diverged=diverged or "none"))
-
-
 # Tables.
 
 
-def _table(key: str, rows: Iterable[Sequence[str]], title: str = "", **values: object) -> Table:
-    columns = TEXTS[key]["head"].format(**values).split("|")
-    return Table(key=f"{key}-table", title=title, columns=columns, rows=list(rows))
-
-
-def _number(value: float | None, form: str = ".3f") -> str:
-    return DASH if value is None else f"{value:{form}}"
-
-
-def _numbers(item: Any, paths: str) -> Iterator[str]:
-    """Format the values at dotted paths such as "final rollout.kept:.0f" (default: .3f).
-
-    A dash stands for None.
-    """
-    for path in paths.split():
-        names, _, form = path.partition(":")
-        value = item
-        for name in names.split("."):
-            if value is not None:
-                value = value[name] if isinstance(value, Mapping) else getattr(value, name)
-        yield _number(value, form or ".3f")
-
-
-def _with_interval(value: float | None, interval: Interval | None) -> str:
-    return _number(value, "+.3f") + (" [{:+.3f}, {:+.3f}]".format(*interval) if interval else "")
+def _shares(results: StudyResults) -> Table:
+    """The arms of a study with an analysis, which compares them."""
+    width = len(TEXTS["shares"]["head"].split("|"))
+    return text_table("shares", (_arm_row(arm, results)[:width] for arm in results.arms))
 
 
 def _arms_tables(results: StudyResults) -> tuple[Table, Table]:
@@ -131,14 +106,14 @@ def _arms_tables(results: StudyResults) -> tuple[Table, Table]:
         (
             arm.name,
             ", ".join(f"{seed}: {gap:+.3f}" for seed, gap in arm.gap.by_seed.items()),
-            _with_interval(arm.gap.paired, arm.gap.paired_interval),
+            with_interval(arm.gap.paired, arm.gap.paired_interval),
         )
         for arm in results.arms
         if arm.gap is not None and arm.gap.by_seed and arm.role != "flat"
     ]
     rows = [_arm_row(arm, results) for arm in results.arms]
-    arms = _table("arms", rows, baseline=results.baseline.name)
-    return arms, _table("paired", pairs, TEXTS["paired"]["title"])
+    arms = text_table("arms", rows, baseline=results.baseline.name)
+    return arms, text_table("paired", pairs, TEXTS["paired"]["title"])
 
 
 def _arm_row(arm: ArmOutcome, results: StudyResults) -> list[str]:
@@ -148,14 +123,15 @@ def _arm_row(arm: ArmOutcome, results: StudyResults) -> list[str]:
     return [
         arm.name,
         str(planned) if arm.runs == planned else f"{arm.runs} of {planned}",
-        _number(arm.target, ".2f"),
-        f"{_number(p05.mean if p05 else None)}{spread}",
-        _number(arm.start),
-        " ".join(_number(cell.final) for cell in arm.cells),
-        *_numbers(arm, "finals.mean"),
-        " ".join(_number(cell.last) for cell in arm.cells),
-        _with_interval(gap.value, gap.interval) if gap else DASH,
-        *_numbers({"gap": gap}, "gap.error gap.errors:.1f"),
+        number(arm.target, ".2f"),
+        f"{number(p05.mean if p05 else None)}{spread}",
+        number(arm.start),
+        " ".join(number(cell.final) for cell in arm.cells),
+        *numbers(arm, "finals.mean"),
+        " / ".join(number(mean(getattr(c, name) for c in arm.cells)) for name in OTHERS),
+        " ".join(number(cell.last) for cell in arm.cells),
+        with_interval(gap.value, gap.interval) if gap else DASH,
+        *numbers({"gap": gap}, "gap.error gap.errors:.1f"),
         _verdict(arm, results),
     ]
 
@@ -178,26 +154,26 @@ def _fixed(results: StudyResults) -> Table:
     paths = "accuracy.value:+.3f accuracy.error accuracy.paired:+.3f "
     paths += "less.p05:+.3f less.density:+.3f less.kept:+.0f less.seconds:+.2f"
     pairs = results.schedule_against_fixed
-    rows = [[f"{pair.schedule} less {pair.fixed}", *_numbers(pair, paths)] for pair in pairs]
-    return _table("fixed", rows)
+    rows = [[f"{pair.schedule} less {pair.fixed}", *numbers(pair, paths)] for pair in pairs]
+    return text_table("fixed", rows)
 
 
 def _drifts(results: StudyResults) -> Table:
     rows = [
-        [arm.name, _number(arm.same_bins, "+.3f"), *map(_moved, arm.start_against_end.values())]
+        [arm.name, number(arm.same_bins, "+.3f"), *map(_moved, arm.start_against_end.values())]
         for arm in results.arms
     ]
-    return _table("drift", rows)
+    return text_table("drift", rows)
 
 
 def _moved(drift: Drift) -> str:
-    return DASH if drift == (None, None) else " → ".join(map(_number, drift))
+    return DASH if drift == (None, None) else " → ".join(map(number, drift))
 
 
 def _costs(results: StudyResults) -> Table:
     """Time and reads of the rollouts of every arm."""
     paths = "seconds:.2f median_seconds:.2f tokens_a_second:.0f density kept:.0f"
-    return _table("rollout", ([arm.name, *_numbers(arm.rollout, paths)] for arm in results.arms))
+    return text_table("rollout", ([arm.name, *numbers(arm.rollout, paths)] for arm in results.arms))
 
 
 def _cell_row(cell: CellOutcome) -> list[str]:
@@ -205,12 +181,15 @@ def _cell_row(cell: CellOutcome) -> list[str]:
     return [
         cell.name,
         cell.status + (f": {cell.message}" if cell.message else ""),
-        *_numbers(cell, "steps:d start final last start_length:.0f final_length:.0f"),
+        *numbers(cell, "steps:d start final cut_off wrong last start_length:.0f final_length:.0f"),
         {None: DASH, True: "yes", False: "no"}[cell.short],
         ", ".join(cell.collapse) or "no",
-        *_numbers(cell, "worst.p05 worst.bin:d"),
+        *numbers(cell, "worst.p05 worst.bin:d"),
         rare,
-        *_numbers(cell.measures, "lowest_window p05 p05_uncertain k3:.2g least_ess skipped:.0f"),
+        *numbers(
+            cell.measures,
+            "lowest_window p05 p0_1 hard_misses:.1f p05_uncertain k3:.2g least_ess skipped:.0f",
+        ),
     ]
 
 
@@ -261,7 +240,9 @@ def _accuracy(study: StudyFolder) -> list[Item]:
     for outcome, title in (("cut_off", "Answers cut off"), ("wrong", "Answers wrong though ended")):
         lines = _tracks(study, study.cells, partial(_outcome, outcome=outcome))
         add(outcome, title, "share of answers", lines)
-    return [*items, _table("outcomes", rows, TEXTS["outcomes"]["title"])]
+    items.append(text_table("outcomes", rows, TEXTS["outcomes"]["title"]))
+    own = [row for arm in study.cells if (row := _actor_row(study, arm))]
+    return [*items, text_table("actor", own, TEXTS["actor"]["title"])] if own else items
 
 
 def _evaluated(cell: StudyCell) -> list[Point]:
@@ -283,9 +264,21 @@ def _outcome_row(study: StudyFolder, arm: str) -> list[str]:
     return row if len(row) > 1 else []
 
 
+def _actor_row(study: StudyFolder, arm: str) -> list[str]:
+    """Means over seeds of the sparse actor's outcomes; empty if none were measured."""
+    row = [arm]
+    for place in ("start", "tail"):
+        tails = [tail for cell in study.cells[arm] if (tail := getattr(cell, place)) is not None]
+        shares = [tail.outcomes for tail in tails if tail.outcomes is not None]
+        row += [f"{fmean(values):.3f}" for values in zip(*shares, strict=True)]
+    return row if len(row) > 1 else []
+
+
 TAILS = {
     "sparse/accept_p05_min": Axis(name="p05 of acceptance, worst bin", form=".2f"),
     "sparse/step/p05_uncertain": Axis(name="p05 of uncertain tokens", form=".2f"),
+    "sparse/step/hard_misses": Axis(name="hard misses per 1000 tokens", form=".1f"),
+    leading.INDICATORS["KL"][0]: Axis(name="KL(new || old) of an update", form=".3g"),
     "actor/entropy": Axis(name="entropy of the policy", form=".2f"),
     "response_length/mean": Axis(name="mean tokens of an answer", form=".0f"),
 }
@@ -296,6 +289,8 @@ def _tails(study: StudyFolder) -> list[Chart]:
     charts = []
     for rank, (metric, y) in enumerate(TAILS.items()):
         lines = _tracks(study, study.cells, partial(_logged, metric=metric))
+        if not lines:
+            continue
         levels = [Level(y=PUBLISHED, name=f"{PUBLISHED:g}")] if "p05" in metric else []
         key = f"tails-{rank}"
         charts.append(Chart(key=key, title=y.name, x=STEP, y=y, lines=lines, levels=levels))
@@ -305,47 +300,6 @@ def _tails(study: StudyFolder) -> list[Chart]:
 def _logged(cell: StudyCell, metric: str) -> list[Point]:
     values = [(float(line.step), line.values.get(metric)) for line in cell.steps]
     return [(step, value) for step, value in values if value is not None]
-
-
-def _gaps(results: StudyResults) -> Chart:
-    """The gap to the baseline against realised p05: cells, the monotone fit, the threshold."""
-    shown = results.points or results.points_beside
-    left, right = _widened([*(point.p05 for point in shown), PUBLISHED])
-    low, high = _widened([*(point.gap for point in shown), results.design.tolerance, 0.0])
-    sides = [(PUBLISHED, low), (PUBLISHED, high)]
-    lines = [Line(name=f"{PUBLISHED:g}, published", points=sides, role="target")]
-    if results.threshold is not None:
-        open_ends: dict[End, float] = {"open below": left, "open above": right}
-        ends = [open_ends.get(end, end) for end in (results.threshold.low, results.threshold.high)]
-        sides = [(min(max(float(end), left), right), low) for end in ends]
-        band, over = [(x, low, high) for x, _ in sides], "threshold, over seeds"
-        lines.append(Line(name=over, points=sides, spans=band, role="run-0"))
-        fit = results.threshold.fit
-        lines.append(Line(name="monotone fit", points=fit, role="run-0", shape="steps"))
-    for points, what in ((results.points, ""), (results.points_beside, ", not fitted")):
-        for arm in dict.fromkeys(point.arm for point in points):
-            measured = sorted((point.p05, point.gap) for point in points if point.arm == arm)
-            marks = [(min(max(x, left), right), min(max(y, low), high)) for x, y in measured]
-            off = [f" (off: {x:.2f}, {y:+.2f})" for x, y in measured if (x, y) not in marks]
-            name, role = f"{arm}{what}{''.join(off)}", roles(results.design)[arm]
-            lines.append(Line(name=name, points=marks, role=role, shape="marks"))
-    tolerance = results.design.tolerance
-    equal = Level(y=tolerance, name=f"tolerance {tolerance:g}")
-    return Chart(
-        key="gaps-chart",
-        title="Final gap to the baseline against the tail that the run really had",
-        x=Axis(name="realised p05 in the worst bin", low=left, high=right, form=".2f"),
-        y=Axis(name="final accuracy below the baseline's", low=low, high=high, form=".2f"),
-        lines=lines,
-        levels=[equal, Level(y=0.0, name="", role="quiet")],
-        say="One point a cell, paired by seed.",
-    )
-
-
-def _widened(values: Sequence[float]) -> tuple[float, float]:
-    """The range of values with a margin of 8 %."""
-    off = 0.08 * max(0.02, max(values) - min(values))
-    return min(values) - off, max(values) + off
 
 
 def _budgets(study: StudyFolder) -> Chart:

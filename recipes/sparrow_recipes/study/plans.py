@@ -1,18 +1,38 @@
-"""The schedules of a study: a surface, a plan for every target, fixed budgets of equal cost."""
+"""What the runs of a study need: dense answers of the start model, and schedules.
+
+Schedules: a surface, a plan for every target, fixed budgets of equal cost, given ones.
+"""
 
 import numpy as np
 import numpy.typing as npt
 
 from sparrow import api, load
+from sparrow.dataflow.local.run import open_parts
 from sparrow.files import make_folder
 from sparrow.models import fingerprint
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 from sparrow.schema.types import Progress, Report
+from sparrow.sparse import named_schedule
+from sparrow_recipes.study.cell import outcomes
 from sparrow_recipes.study.config import ArmConfig
 from sparrow_recipes.study.design import Study
+from sparrow_recipes.study.files import StartAnswers
 
 Lengths = npt.NDArray[np.int64]
+
+
+def check_start(study: Study, *, report: Report = api.silent) -> None:
+    """Evaluate the start model as its runs will, densely; ValueError if too many are cut off."""
+    if not study.start.exists():
+        train = study.config.train
+        with open_parts(train, study.folder, report=report) as run:
+            shares = outcomes(run.rollout.validate(None))
+        answers = train.validation.prompts * train.validation.samples
+        start = StartAnswers(model=train.model.name, answers=answers, **shares._asdict())
+        start.save(study.start)
+    if refusal := study.refusal():
+        raise ValueError(refusal)
 
 
 def make_plans(
@@ -34,6 +54,8 @@ def make_plans(
             schedules[arm.name] = Schedule.fixed(budget, name=arm.name, dense_layers=())
         elif arm.budget is not None:
             schedules[arm.name] = Schedule.fixed(arm.budget, name=arm.name, dense_layers=())
+        elif arm.schedule is not None:
+            schedules[arm.name] = named_schedule(arm.schedule)
         if not arm.dense and not study.plan_of(arm).exists():
             schedules[arm.name].save(study.plan_of(arm))
 

@@ -1,19 +1,24 @@
-"""The stages of a study: plans, the learning rate, every arm and seed.
+"""The stages of a study: the start model's answers, plans, the learning rate, every arm and seed.
 
 The rate is the largest at which every seed of the baseline gains enough. Cells start with the
 largest; if the baseline does not learn, they are moved aside and start again with the next.
 """
 
 import shutil
+import uuid
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
+from sparrow import __version__
 from sparrow.files import FolderLock, refuse_links, remove_unfinished
 from sparrow.schema.loading import RESOLVED, read_resolved, save_resolved
 from sparrow_recipes.study.config import StudyConfig
 from sparrow_recipes.study.design import END, Cell, Study
-from sparrow_recipes.study.files import CellEnd, StudyDesign, read_cell
-from sparrow_recipes.study.outcome import judge
+from sparrow_recipes.study.files import CellEnd, StudyDesign, StudyRun, read_cell
+from sparrow_recipes.study.judging import judge
 from sparrow_recipes.study.running import Job, run_jobs
+
+MAY_CHANGE = ("out", "parallel", "allow_cut_off")  # settings that are not part of the design
 
 
 class NoRate(Exception):
@@ -36,16 +41,41 @@ def open_study(config: StudyConfig) -> tuple[Study, FolderLock]:
 
 
 def prepare(study: Study, command: str = "") -> None:
-    """Write the design of the study; ValueError if its folder holds another study."""
+    """Write the design of the study; ValueError if its folder holds another study or run."""
     study.folder.mkdir(parents=True, exist_ok=True)
     refuse_links((*study.folder.glob("*"), *study.folder.glob("*/*")))
     refuse_other(study)
     fresh = not _has_results(study)
+    if fresh and _changed(study):
+        study.start.unlink(missing_ok=True)  # of another model, or other rows
     if fresh or not (study.folder / RESOLVED).exists():
         whole = study.config.model_copy(update={"out": study.folder.resolve()})
         save_resolved(whole, study.folder)
+    begun, here = study.run(), _this_run(study)
+    same = begun is not None and (begun.version, begun.device) == (here.version, here.device)
     if fresh or not study.design.exists():
-        study.write_design(rate_of(study), command)
+        study.write_design(rate_of(study), command, begun if same else here)
+    elif not same:
+        by = "an older version" if begun is None else f"sparrow {begun.version} on {begun.device}"
+        raise ValueError(
+            f"{study.folder} holds runs of {by}, this is sparrow {here.version} on {here.device}: "
+            "only runs of one study are compared; choose another out"
+        )
+
+
+def _this_run(study: Study) -> StudyRun:
+    """A new identity of a study's run, on the device that is here."""
+    import torch
+
+    from sparrow.models.checkpoint import pick_device
+
+    device = pick_device(study.config.train.model.device)
+    return StudyRun(
+        id=uuid.uuid4().hex,
+        begun=datetime.now(UTC).isoformat(timespec="seconds"),
+        version=__version__,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    )
 
 
 def _has_results(study: Study) -> bool:
@@ -55,7 +85,7 @@ def _has_results(study: Study) -> bool:
 
 
 def refuse_other(study: Study) -> None:
-    """Raise if the folder holds a study of another design; `parallel` may change.
+    """Raise if the folder holds a study of another design.
 
     Before the first plan or run the design may change too.
     """
@@ -63,15 +93,19 @@ def refuse_other(study: Study) -> None:
         if study.design.exists() or (study.folder / "cells").exists():
             raise ValueError(f"{study.folder} holds another study; choose another out")
         return
-    if not _has_results(study):
-        return
-    before, now = dict(read_resolved(StudyConfig, study.folder)), dict(study.config)
-    names = [name for name in now if before[name] != now[name] and name not in ("out", "parallel")]
-    if names:
+    if _has_results(study) and (names := _changed(study)):
         raise ValueError(
             f"{study.folder} holds a study of another design ({', '.join(names)} differ); choose "
             "another out, or remove that folder"
         )
+
+
+def _changed(study: Study) -> list[str]:
+    """Settings of the design that differ from those of the folder."""
+    if not (study.folder / RESOLVED).exists():
+        return []
+    before, now = dict(read_resolved(StudyConfig, study.folder)), dict(study.config)
+    return [name for name in now if before[name] != now[name] and name not in MAY_CHANGE]
 
 
 def require_memory_limit(study: Study) -> None:
@@ -123,9 +157,10 @@ def conduct(
 
 
 def list_jobs(study: Study) -> list[Job]:
-    """The plans and every cell; sparse cells wait for the plans."""
+    """The start and plans, and every cell; all wait for the start, sparse ones for the plans."""
     folder, logs = study.folder.resolve(), study.folder / "logs"
-    words = ("study", str(folder / RESOLVED), f"--out={folder}")  # it may have been moved
+    allowed = ("--allow-cut-off",) if study.config.allow_cut_off else ()
+    words = ("study", str(folder / RESOLVED), f"--out={folder}", *allowed)  # it may have been moved
 
     def job(cell: Cell) -> Job:
         return Job(
@@ -133,16 +168,19 @@ def list_jobs(study: Study) -> list[Job]:
             words=(*words, "--cell", cell.name),
             log=logs / f"{cell.name}.txt",
             done=lambda: study.ended(cell),
-            ready=lambda: cell.arm.dense or study.planned(),
+            ready=lambda: study.started() and (cell.arm.dense or study.planned()),
         )
 
-    plans = Job("plans", (*words, "--plan"), logs / "plans.txt", study.planned, lambda: True)
+    def planned() -> bool:
+        return study.started() and study.planned()
+
+    plans = Job("plans", (*words, "--plan"), logs / "plans.txt", planned, lambda: True)
     return [plans, *map(job, study.cells)]
 
 
 def failed_baseline(study: Study) -> str | None:
     """The seed of the baseline that gained too little; None while some run, or if all learnt."""
-    if not all(map(study.ended, study.baseline_cells)):
+    if study.config.outcome.gain == -1 or not all(map(study.ended, study.baseline_cells)):
         return None
     design, expected = StudyDesign.load(study.design), study.config.outcome.gain
     for seed in design.baseline.seeds:

@@ -1,6 +1,6 @@
 """The verdicts of a study, as sentences made from its numbers alone."""
 
-from sparrow_recipes.study.comparing import PUBLISHED, interval_text
+from sparrow_recipes.study.analysis import Analysis, Comparison
 from sparrow_recipes.study.outcome import ArmOutcome, FixedComparison, StudyResults
 
 
@@ -10,7 +10,9 @@ def with_verdicts(results: StudyResults) -> StudyResults:
 
 
 def verdicts(results: StudyResults) -> list[str]:
-    """The sentences of a study: completeness, learning, collapses, lags, controls, threshold."""
+    """The sentences of a study: of its analysis; without one, of lags and controls."""
+    if results.analysis is not None:
+        return [s for s in (incomplete(results), *_analysed(results.analysis)) if s]
     reasons = inconclusive(results)
     sentences = [
         f"Inconclusive: {'; '.join(reasons)}." if reasons else "",
@@ -19,16 +21,44 @@ def verdicts(results: StudyResults) -> list[str]:
         _collapses(results),
         *_lags(results),
         *_controls(results),
-        _threshold_verdict(results),
         *map(_fixed_verdict, results.schedule_against_fixed),
     ]
     return [sentence for sentence in sentences if sentence]
 
 
 def inconclusive(results: StudyResults) -> list[str]:
-    """Why the study is inconclusive; empty if its controls behaved as required."""
+    """Why the study is inconclusive; empty if its controls behaved as required.
+
+    A study with an analysis has its conditions there.
+    """
+    if results.analysis is not None:
+        return []
     reasons = (_baseline_fault(results), _positive_fault(results), _negative_fault(results))
     return [reason for reason in reasons if reason]
+
+
+def _analysed(analysis: Analysis) -> list[str]:
+    holding = [
+        name
+        for name, parts in analysis.hypotheses.items()
+        if all(holds is True for holds in parts.values())
+    ]
+    leading = [part.name for part in analysis.indicators if part.leading]
+    return [
+        *map(_compared, analysis.comparisons),
+        f"Predictions that hold: {', '.join(holding) or 'of no hypothesis'}."
+        if analysis.hypotheses
+        else "",
+        f"Leading indicators: {', '.join(leading) or 'none shown'}.",
+    ]
+
+
+def _compared(pair: Comparison) -> str:
+    if pair.right is None or pair.right.interval is None:
+        return f"{pair.arm} less {pair.reference}: {pair.verdict}."
+    low, high = pair.right.interval
+    by = f"right {pair.right.value:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return f"{pair.arm} less {pair.reference}: {pair.verdict} ({by})."
 
 
 def incomplete(results: StudyResults) -> str:
@@ -128,23 +158,6 @@ def _controls(results: StudyResults) -> list[str]:
         by = f"{control.change:+.3f}, standard error {control.error:.3f}"
         sentences.append(f"The negative control ({flat[0].name}) stayed where it was ({by}).")
     return sentences
-
-
-def _threshold_verdict(results: StudyResults) -> str:
-    if results.threshold is None:
-        return "No threshold can be given: no arm has a realised p05 and a final accuracy."
-    at = results.threshold
-    if at.value == "open below":
-        place = f"below {at.upper:.3f}, the lowest studied"
-    elif at.value == "open above":
-        place = f"above {at.lower:.3f}, the highest studied"
-    else:
-        place = f"between {at.lower:.3f} (gap still larger) and {at.upper:.3f} (gap within)"
-    return (
-        f"The gap comes within {results.design.tolerance:g} at a realised p05 (worst bin) {place}; "
-        f"interval over seeds {interval_text(at.low, at.high)}; the published {PUBLISHED:g} lies "
-        f"{'inside' if at.holds_published else 'outside'} it."
-    )
 
 
 def _fixed_verdict(pair: FixedComparison) -> str:

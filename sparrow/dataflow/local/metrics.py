@@ -114,7 +114,7 @@ def _updates(updates: Sequence[UpdateStats]) -> Metrics:
 
 def _tail_of_step(readings: Sequence[AcceptanceReading], look: GateCheck) -> Metrics:
     """p05 over this step's measured tokens alone, also by bin and over uncertain tokens; p0.1, and
-    hard misses per 1000 tokens.
+    hard misses per 1000 tokens; by bin, the share of answers that reach it.
     """
     if not sum(len(reading.alpha) for reading in readings):
         return {}
@@ -130,6 +130,8 @@ def _tail_of_step(readings: Sequence[AcceptanceReading], look: GateCheck) -> Met
         if len(uncertain):
             metrics["p05_uncertain"] = p05(uncertain)
     for bin in look.bins:
+        reached = [len(r.lengths) > 0 and r.lengths[-1] >= bin.start for r in readings]
+        metrics[f"survivors/bin_{bin.start}"] = float(np.mean(reached))
         inside = alpha[(lengths >= bin.start) & (lengths < (bin.stop or np.inf))]
         if len(inside) >= LEAST:
             metrics[f"p05/bin_{bin.start}"] = p05(inside)

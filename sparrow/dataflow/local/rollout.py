@@ -32,6 +32,8 @@ from sparrow.schema.evaluation import Evaluation, outcome, outcome_shares
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.library import block_mean
 from sparrow.tasks.base import Example, Examples, Judge
 from sparrow.training.objectives.advantages import informative
 from sparrow.training.objectives.algorithms import Algorithm
@@ -66,6 +68,7 @@ class RolloutSide:
     max_prompt: int  # tokens
     validation: list[Part]
     exact: ResolvedDecoding | None = None  # exact decoding; else by the schedule of each step
+    flow: Flow = block_mean  # of those schedules
     world: World = field(default_factory=World)
     stopping: GracefulShutdown = field(default_factory=GracefulShutdown)
     callbacks: Callbacks = field(default_factory=NoCallbacks)
@@ -77,7 +80,7 @@ class RolloutSide:
 
     def decoding(self, schedule: Schedule | None) -> ResolvedDecoding:
         """How tokens are sampled in a step under this schedule of the gate."""
-        return self.exact or ResolvedDecoding(schedule)
+        return self.exact or ResolvedDecoding(schedule, self.flow)
 
     def validate(self, schedule: Schedule | None) -> Evaluation:
         """Measure accuracy on held-out rows, on the first rank; dense unless validation.sparse."""

@@ -365,6 +365,7 @@ def open_parts(
         config=config,
         backend=backend,
         exact=decoding if exact else None,
+        flow=decoding.flow,
         rows=rows,
         judge=judge or open_judge(config.data, rows),
         language=language,

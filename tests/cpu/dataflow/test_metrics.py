@@ -51,19 +51,27 @@ def test_by_hand() -> None:
             "sparse/step/uncertain": 21 / 101,
             "sparse/step/p05_uncertain": 0.81,
             "sparse/step/p05/bin_0": 0.05,
+            "sparse/step/survivors/bin_0": 1.0,
         }
     )
 
 
 def test_bins_are_those_of_the_look_and_need_a_hundred_tokens() -> None:
-    """0.5 at 0 to 49 (twice), ones at 50 to 148 (99 tokens), 0.25 from 200 on; no entropies."""
+    """0.5 at 0 to 49 (twice), ones at 50 to 148 (99 tokens), 0.25 from 200 on; no entropies.
+
+    Of four answers two reach 50, one 200.
+    """
     parts = [(0, [0.5] * 50), (0, [0.5] * 50), (50, [1.0] * 99), (200, [0.25] * 100)]
     found = _tail_of_step([reading(*part) for part in parts], look(0, 50, 200))
+    survivors = {f"sparse/step/survivors/bin_{n}": share for n, share in ((0, 1), (50, 0.5))}
+    survivors["sparse/step/survivors/bin_200"] = 0.25
     names = ("p05", "p0_1", "p05/bin_0", "p05/bin_200")
-    assert found.keys() == {f"sparse/step/{name}" for name in names}
+    assert found.keys() == {f"sparse/step/{name}" for name in names} | survivors.keys()
+    assert found.items() >= survivors.items()
     assert (found["sparse/step/p05/bin_0"], found["sparse/step/p05/bin_200"]) == (0.5, 0.25)
     sure = _tail_of_step([reading(0, [0.9] * 10, [0.0] * 10)], look(0))
     figures = {"p05": 0.9, "p0_1": 0.9, "hard_misses": 0.0, "uncertain": 0.0}
+    figures["survivors/bin_0"] = 1.0
     assert sure == pytest.approx({f"sparse/step/{name}": value for name, value in figures.items()})
     assert _tail_of_step([], look(0)) == _tail_of_step([reading(0, [], [])], look(0)) == {}
 

@@ -30,6 +30,26 @@ def test_the_baseline_comes_first_then_controls_then_arms_seed_by_seed(tmp_path:
         made.cell("p-2")
 
 
+def test_with_one_rate_cells_go_seed_by_seed(tmp_path: Path) -> None:
+    few = SPARSE | {"name": "few", "seeds": [0]}
+    made = study(tmp_path, (SPARSE, DENSE, few), rates=[1e-4])
+    assert [cell.name for cell in made.cells] == ["p-0", "dense-0", "few-0", "p-1", "dense-1"]
+
+
+def test_settings_of_an_arm_alone(tmp_path: Path) -> None:
+    """Everything else is as in the other arms; the flow is that of its schedule, by force."""
+    own = {"algorithm": {"aggregate": "seq-mean-token-mean"}}
+    own |= {"rollout": {"attention": {"flow": "fine_means(4)", "force": True}}}
+    made = study(tmp_path, (DENSE, SPARSE, {"name": "own", "schedule": "tiny-0.86", "train": own}))
+    found = trainings(made)
+    mine, other = found["own-0"], found["p-0"]
+    assert mine.algorithm == other.algorithm.replace(aggregate="seq-mean-token-mean")
+    attention = mine.rollout.attention
+    assert (attention.flow, attention.force) == ("fine_means(4)", True)
+    assert attention.schedule == str(made.plan_of(made.cell("own-0").arm))
+    assert mine.replace(algorithm=other.algorithm, rollout=other.rollout, run=other.run) == other
+
+
 def test_what_arms_and_seeds_decide(tmp_path: Path) -> None:
     """Arms of a seed see the same rows and draws. Set back, the sparse cell is the dense one."""
     found = trainings(study(tmp_path / "s", ALL), rate=3e-5)

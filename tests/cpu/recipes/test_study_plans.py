@@ -11,6 +11,7 @@ from sparrow.schema.base import from_dict
 from sparrow.schema.schedule import DENSE as ALL
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
+from sparrow.sparse import named_schedule
 from sparrow_recipes.study import plans
 from sparrow_recipes.study.plans import drawn_lengths, equal_budget, make_plans
 
@@ -62,6 +63,13 @@ def test_plans_of_given_budgets_need_no_model(
     assert made.planned()
     found = Schedule.load(made.plan_of(made.cell("starved-0").arm))
     assert (found.budgets.tolist(), found.dense_layers, found.name) == ([64], (), "starved")
+
+
+def test_a_given_schedule_is_copied(tmp_path: Path) -> None:
+    made = study(tmp_path / "s", (DENSE, {"name": "given", "schedule": "tiny-0.86"}))
+    make_plans(made)
+    found = Schedule.load(made.plan_of(made.cell("given-0").arm))
+    assert (found.name, found) == ("tiny-0.86", named_schedule("tiny-0.86"))
 
 
 def test_planned_arms_and_a_fixed_budget_that_reads_as_much(

@@ -12,6 +12,8 @@ from support.studies import DENSE, SPARSE, study
 
 from sparrow_recipes.study import stages
 from sparrow_recipes.study.design import Study
+from sparrow_recipes.study.files import CellEnd, CellTail, StartAnswers, read_study
+from sparrow_recipes.study.plans import check_start
 from sparrow_recipes.study.running import JobFailed
 
 
@@ -113,10 +115,19 @@ def test_no_rate_left_is_said_and_the_cells_stay(
         assert names(made.folder / "rejected") == {"0.0001"}
 
 
-def test_dense_cells_do_not_wait_for_plans_and_how_far_cells_are(tmp_path: Path) -> None:
+def started(made: Study, cut_off: float = 0.0) -> None:
+    """The start model was evaluated."""
+    made.folder.mkdir(parents=True, exist_ok=True)
+    shares = {"right": 1 - cut_off, "cut_off": cut_off, "wrong": 0.0}
+    StartAnswers(model="tiny", answers=100, **shares).save(made.start)
+
+
+def test_all_cells_wait_for_the_start_and_sparse_ones_for_plans(tmp_path: Path) -> None:
     made = study(tmp_path)
-    ready = {job.name: job.ready() for job in stages.list_jobs(made)}
-    assert ready == {"plans": True, "dense-0": True, "dense-1": True, "p-0": False, "p-1": False}
+    assert [job.name for job in stages.list_jobs(made) if job.ready()] == ["plans"]
+    started(made)
+    ready = [job.name for job in stages.list_jobs(made) if job.ready()]
+    assert ready == ["plans", "dense-0", "dense-1"]
     made.plans.mkdir()
     made.plan_of(made.cell("p-0").arm).write_text("{}", encoding="utf-8")
     assert all(job.ready() for job in stages.list_jobs(made))
@@ -125,6 +136,62 @@ def test_dense_cells_do_not_wait_for_plans_and_how_far_cells_are(tmp_path: Path)
     cell(made, "dense-1", 0.5, 0.6, 0.7, status=None)
     states = {"dense-0": "done", "dense-1": "2 of 3 steps", "p-0": "waits", "p-1": "waits"}
     assert stages.state_of(made) == states
+
+
+def test_no_cell_begins_from_a_model_whose_answers_are_cut_off(tmp_path: Path) -> None:
+    """5 % are allowed; more unless told, which is no other design."""
+    made, lock = stages.open_study(study(tmp_path).config)
+    lock.close()
+    for cut_off, begins in ((0.05, True), (0.06, False)):
+        started(made, cut_off)
+        jobs = {job.name: job for job in stages.list_jobs(made)}
+        assert (jobs["dense-0"].ready(), made.started()) == (begins, begins)
+        assert not jobs["plans"].done()
+    with pytest.raises(ValueError, match=r"6\.0% of 100"):
+        check_start(made)
+    told = study(tmp_path, allow_cut_off=True)
+    ready = [job.name for job in stages.list_jobs(told) if job.ready()]
+    assert ready == ["plans", "dense-0", "dense-1"]
+    check_start(told)
+    cell(made, "dense-0", 0.1)
+    stages.refuse_other(told)
+
+
+def test_another_design_before_the_first_run_evaluates_its_own_start(tmp_path: Path) -> None:
+    made, lock = stages.open_study(study(tmp_path / "s").config)
+    lock.close()
+    started(made, 0.5)
+    stages.prepare(made)
+    assert made.start.exists()
+    stages.prepare(study(tmp_path / "s", outcome={"cut_off": 0.1}))
+    assert not made.start.exists()
+
+
+def test_only_runs_of_one_study_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id is kept as long as it is resumed; a cell of another, or another device, is refused."""
+    made, lock = stages.open_study(study(tmp_path / "s").config)
+    lock.close()
+    run = made.run()
+    assert run is not None
+    stages.prepare(made)
+    assert made.run() == run
+    place = cell(made, "dense-0", 0.5, 0.6)
+    with pytest.raises(ValueError, match="dense-0"):
+        read_study(made.folder)
+    for name, kind in (("start.json", CellTail), ("end.json", CellEnd)):
+        kind.load(place / name).replace(study=run.id).save(place / name)
+    assert read_study(made.folder).design.run == run
+    stages.prepare(made, "resumed")
+    assert made.run() == run
+    monkeypatch.setattr(stages, "__version__", "0.0.9")
+    with pytest.raises(ValueError, match=r"0\.0\.9"):
+        stages.prepare(made)
+    monkeypatch.undo()
+    made.write_design(1e-4, "", run.replace(id="other"))
+    with pytest.raises(ValueError, match=run.id):
+        read_study(made.folder)
 
 
 def test_runs_that_share_a_gpu_say_how_much_each_takes(

@@ -63,6 +63,11 @@ def test_refused_arms() -> None:
         ("p.seeds", DENSE + "seeds = [0]\n" + TARGET),
         ("arms[1].budget", DENSE + arm("p", "budget = 47")),
         ("arms[1].role", DENSE + arm("p", 'role = "control"')),
+        ("arms[1].name", DENSE + arm("p", "budget = 64", 'schedule = "s"')),
+        ("arms[1].train", DENSE + arm("p", "train.run.steps = 3")),
+        ("arms[1].train", DENSE + arm("p", "train.rollout.attention.budget = 64")),
+        ("arms", DENSE + arm("p", "train.algorithm.cap = 3")),
+        ("arms", DENSE + arm("p", 'train.rollout.attention.flow = "quest"')),
         *(("arms[0].name", DENSE.replace("dense", name)) for name in ("", "a/b", "..", "a.json")),
     ):
         refused(key, arms)
@@ -94,3 +99,25 @@ def test_refused_settings() -> None:
     ):
         key = setting.partition("=")[0]
         refused(key.rpartition(".")[0] or key, DENSE + TARGET, f"--{setting}")
+
+
+def test_older_files_have_rate_and_corrections_beside_train() -> None:
+    older = loaded(DENSE + arm("p", "rate = 0.0", "corrections = []"))
+    now = loaded(DENSE + arm("p", "train.optimiser.rate = 0.0", "train.algorithm.corrections = []"))
+    assert older == now
+    assert older.arms[1].setting("optimiser.rate") == 0.0
+
+
+def test_an_analysis_names_arms_and_needs_no_dense_baseline() -> None:
+    base = DENSE + "budget = 64\n" + TARGET
+    refused("dense", base)
+    analysis = '[analysis]\nsd = [0.1]\ncompare = [["p", "dense"]]\n'
+    assert loaded(base + analysis).analysis.pairs == (("p", "dense"),)
+    refused("analysis", base + analysis.replace('"p"', '"q"'))
+    refused("analysis.sd", base + analysis.replace("[0.1]", "[]"))
+    predicted = '[[analysis.predictions]]\nhypothesis = "h"\n'
+    both = 'compare = ["dense", "p"]\nright = "open"\n'
+    assert loaded(base + analysis + predicted + both).analysis.pairs[1] == ("dense", "p")
+    for wrong in ("", 'right = "open"\n', 'compare = ["dense", "p"]\n'):
+        refused("analysis.predictions[0]", base + analysis + predicted + wrong)
+    refused("analysis", base + analysis + predicted + "fell = { q = [0.0, 1.0] }\n")
