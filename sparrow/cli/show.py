@@ -55,6 +55,7 @@ from sparrow.schema.distill import DistillConfig
 from sparrow.schema.doctor import Advice, Examination
 from sparrow.schema.evaluation import Estimate, EvalConfig, Evaluation, Outcome
 from sparrow.schema.flow import FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
+from sparrow.schema.serve import ServeConfig
 from sparrow.schema.surface import Surface
 
 Plots = Annotated[bool, "Also draw what is printed."]
@@ -267,6 +268,27 @@ def generate(config: GenerateConfig, *, json: AsJson = False) -> None:
 
 def _write_piece(_: int, piece: str) -> None:
     write(piece, end="")
+
+
+def serve(config: ServeConfig) -> None:
+    """Serve a model over HTTP, compatible with OpenAI's API: dense, sparse or exact decoding.
+
+    Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /health, /ready, /metrics. Clients
+    choose the decoding by the key `sparrow` of a request, and can get token ids and log-probs as
+    drawn (docs/serve.md). It listens on this machine only, unless --host says otherwise: then a key
+    is required. SIGTERM lets running requests end.
+
+    For example:
+
+      sparrow serve tiny --port 8000
+      sparrow serve smollm2-135m --budget 512
+    """
+    try:
+        from sparrow.serve.server import serve as run
+    except ModuleNotFoundError as error:
+        missing = f"{error.name} is not installed"
+        raise ValueError(f"{missing}: pip install 'sparrow-rl[serve]'") from error
+    run(config, report=note)
 
 
 def flow_check(config: FlowCheckConfig, *, json: AsJson = False) -> int:

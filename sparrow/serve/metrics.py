@@ -1,6 +1,7 @@
 """Figures of the server for Prometheus."""
 
 from collections.abc import Callable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -12,7 +13,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        given = {"registry": self.registry}
+        given: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter(
             "sparrow_requests", "Requests by route and status.", ("route", "status"), **given
         )

@@ -10,8 +10,10 @@ from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.text import Detokenizer, StopStrings
 from sparrow.schema.sampling import Completion, SamplingParams
 
-BY_TOKEN = ("token_ids", "logprobs", "weight_versions", "entropies", "kept")
-BY_TOKEN += ("top_ids", "top_logprobs", "hidden")
+BY_TOKEN = (
+    *("token_ids", "logprobs", "weight_versions", "entropies", "kept"),
+    *("top_ids", "top_logprobs", "hidden"),
+)
 
 
 class Overloaded(Exception):

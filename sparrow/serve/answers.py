@@ -1,0 +1,255 @@
+"""Answers to a request: the choices of OpenAI's objects, whole or in chunks."""
+
+import operator
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sparrow.engine.answer import ResolvedDecoding
+from sparrow.engine.engine import Engine
+from sparrow.engine.scoring import TokenLogprobs, score_tokens
+from sparrow.schema.openai import ChatRequest, CompletionRequest, GenerationRequest
+from sparrow.schema.sampling import Completion
+from sparrow.serve import responses
+from sparrow.serve.parsing import MessageDelta, MessageParser, parse_message
+from sparrow.serve.responses import Json, TokenDraw, Usage
+from sparrow.serve.sampling import Piece
+from sparrow.serve.service import Prompt, Service
+
+
+@dataclass(kw_only=True)
+class Answers(ABC):
+    """The answers to one request, on their way."""
+
+    kind: ClassVar[str]  # of the object
+    prefix: ClassVar[str]  # of its id
+
+    service: Service
+    request: GenerationRequest
+    prompts: Sequence[Prompt]
+    decoding: ResolvedDecoding
+    top_logprobs: int | None  # of each token; None: no log-probs
+    usage: Usage = field(default_factory=Usage)
+    begun: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.usage.prompt = sum(len(prompt.ids) for prompt in self.prompts)
+        self.envelope = responses.Envelope(self.kind, self.service.name, self.prefix)
+
+    async def whole(self) -> Json:
+        """Answer the request with one object."""
+        choices = await self._given()
+        async for number, piece in self._pieces():
+            completion = piece.completion
+            if completion is not None:
+                draws = self._draws(responses.completion_draws(completion))
+                choices[number] = self._choice(number, completion, draws) | self._details(piece)
+        self.service.count(self.usage, self.decoding)
+        return self.envelope.whole([choices[number] for number in sorted(choices)], self.usage)
+
+    async def chunks(self) -> AsyncIterator[Json]:
+        """Yield chunks, each with what came since the last one of its choice."""
+        for choice in (await self._given()).values():
+            yield self.envelope.chunk([choice])
+        first = True
+        async for number, piece in self._pieces():
+            if first:
+                self.service.metrics.first_token.observe(time.monotonic() - self.begun)
+                first = False
+            draws = self._draws(responses.draws(piece.tokens, piece.logprobs, piece.top))
+            choice = self._chunk(number, piece, draws) | self._details(piece)
+            yield self.envelope.chunk([choice])
+        self.service.count(self.usage, self.decoding)
+        options = self.request.stream_options
+        if options is not None and options.include_usage:
+            yield self.envelope.chunk([], self.usage)
+
+    async def _pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """The pieces of all choices, counted; none where no token is asked for."""
+        if self.request.token_limit == 0:
+            return
+        top = 0 if self.top_logprobs is None else max(self.top_logprobs, int(self._greedy))
+        pieces = self.service.pieces(self.prompts, self.request, self.decoding, top)
+        async with aclosing(pieces):  # type: ignore[type-var]
+            async for number, piece in pieces:
+                if piece.completion is not None:
+                    self.usage.add(piece.completion, first=piece.sample == 0)
+                yield number, piece
+
+    @property
+    def _greedy(self) -> bool:
+        return self.request.temperature == 0
+
+    def _draws(self, draws: list[TokenDraw]) -> list[TokenDraw]:
+        """Log-probs as they are shown: of greedy tokens those of the model, not of the draw."""
+        if self.top_logprobs is None:
+            return []
+        shown = []
+        for token, logprob, top in draws:
+            of_model = dict(top).get(token, logprob) if self._greedy else logprob
+            shown.append(TokenDraw(token, of_model, top[: self.top_logprobs]))
+        return shown
+
+    def _details(self, piece: Piece) -> Json:
+        """The key `sparrow` of a choice, if it was asked for."""
+        options, streamed = self.request.sparrow, self.request.stream
+        made: Json = {}
+        if piece.completion is not None and (options.return_token_ids or options.hidden_states):
+            made = responses.details(
+                piece.completion, ids=options.return_token_ids, hidden=options.hidden_states
+            )
+        if streamed and options.return_token_ids:  # those of this chunk
+            made |= {"token_ids": list(piece.tokens), "logprobs": list(piece.logprobs)}
+        return {"sparrow": made} if made else {}
+
+    @abstractmethod
+    async def _given(self) -> dict[int, Json]:
+        """The choices before anything is sampled, by number; of a stream the first chunks."""
+
+    @abstractmethod
+    def _choice(self, number: int, completion: Completion, draws: list[TokenDraw]) -> Json:
+        """A whole choice."""
+
+    @abstractmethod
+    def _chunk(self, number: int, piece: Piece, draws: list[TokenDraw]) -> Json:
+        """What a piece adds to a choice."""
+
+
+@dataclass(kw_only=True)
+class TextAnswers(Answers):
+    """Answers of `/v1/completions`."""
+
+    kind, prefix = "text_completion", "cmpl"
+    request: CompletionRequest
+
+    @classmethod
+    def of(cls, service: Service, request: CompletionRequest) -> "TextAnswers":
+        return cls(
+            service=service,
+            request=request,
+            prompts=service.prompts(request),
+            decoding=service.resolve(request.sparrow),
+            top_logprobs=request.logprobs,
+        )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._prompts: list[tuple[str, list[TokenDraw]]] = []
+        self._offsets: dict[int, int] = {}
+
+    async def _given(self) -> dict[int, Json]:
+        """With `echo` the prompts; they are the answers where no token is asked for."""
+        for prompt in self.prompts if self.request.echo else ():
+            draws: list[TokenDraw] = []
+            if self.top_logprobs is not None:
+                draws = responses.prompt_draws(prompt.ids, await self._score(prompt))
+            self._prompts.append((self.service.language.decode(prompt.ids), draws))
+        ended = None if self.request.token_limit else "length"
+        if not self._prompts or (ended is None and not self.request.stream):
+            return {}
+        numbers = range(len(self.prompts) * self.request.n)
+        return {number: self._made(number, *self._prompt(number), ended) for number in numbers}
+
+    async def _score(self, prompt: Prompt) -> TokenLogprobs:
+        def score(engine: Engine) -> TokenLogprobs:
+            return score_tokens(engine.model, prompt.ids, self.top_logprobs or 0)
+
+        return await self.service.rollouts.run(score)
+
+    def _prompt(self, number: int) -> tuple[str, list[TokenDraw]]:
+        return self._prompts[number // self.request.n] if self._prompts else ("", [])
+
+    def _choice(self, number: int, completion: Completion, draws: list[TokenDraw]) -> Json:
+        text, before = self._prompt(number)
+        text += completion.text or ""
+        return self._made(number, text, [*before, *draws], completion.finish_reason)
+
+    def _chunk(self, number: int, piece: Piece, draws: list[TokenDraw]) -> Json:
+        reason = None if piece.completion is None else piece.completion.finish_reason
+        return self._made(number, piece.text, draws, reason)
+
+    def _made(self, number: int, text: str, draws: list[TokenDraw], reason: str | None) -> Json:
+        logprobs = None
+        if self.top_logprobs is not None:
+            offset = self._offsets.get(number, 0)
+            logprobs = responses.text_logprobs(draws, self.service.names, offset)
+            self._offsets[number] = offset + sum(map(len, logprobs["tokens"]))
+        return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+@dataclass(kw_only=True)
+class ChatAnswers(Answers):
+    """Answers of `/v1/chat/completions`: thinking and tool calls are parsed out of the text."""
+
+    kind, prefix = "chat.completion", "chatcmpl"
+    request: ChatRequest
+    inside_thinking: bool  # where the prompt ends
+
+    @classmethod
+    def of(cls, service: Service, request: ChatRequest) -> "ChatAnswers":
+        prompt, inside_thinking = service.chat_prompt(request)
+        return cls(
+            service=service,
+            request=request,
+            prompts=[prompt],
+            decoding=service.resolve(request.sparrow),
+            top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            inside_thinking=inside_thinking,
+        )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._parsers = [MessageParser(**self._parsing()) for _ in range(self.request.n)]
+        self._calls = [0] * self.request.n
+
+    def _parsing(self) -> dict[str, Any]:
+        return {
+            "thinking": self.service.thinks,
+            "inside_thinking": self.inside_thinking,
+            "tools": bool(self.request.template_tools()),
+        }
+
+    async def _given(self) -> dict[int, Json]:
+        if not self.request.stream:
+            return {}
+        start = {"role": "assistant", "content": ""}
+        return {number: _delta(number, start) for number in range(self.request.n)}
+
+    def _choice(self, number: int, completion: Completion, draws: list[TokenDraw]) -> Json:
+        parsed = parse_message(completion.text or "", **self._parsing())
+        return {
+            "index": number,
+            "message": responses.message(parsed),
+            "logprobs": self._logprobs(draws),
+            "finish_reason": _reason(completion, calls=bool(parsed.tool_calls)),
+        }
+
+    def _chunk(self, number: int, piece: Piece, draws: list[TokenDraw]) -> Json:
+        parser = self._parsers[number]
+        parsed = parser.feed(piece.text)
+        if piece.completion is not None:
+            parsed = MessageDelta(*map(operator.add, parsed, parser.finish()))
+        made = responses.delta(parsed, self._calls[number])
+        self._calls[number] += len(parsed.tool_calls)
+        reason = _reason(piece.completion, calls=self._calls[number] > 0)
+        return _delta(number, made, reason, self._logprobs(draws))
+
+    def _logprobs(self, draws: list[TokenDraw]) -> Json | None:
+        names = self.service.names
+        return None if self.top_logprobs is None else responses.chat_logprobs(draws, names)
+
+
+def _delta(
+    number: int, made: Json, reason: str | None = None, logprobs: Json | None = None
+) -> Json:
+    return {"index": number, "delta": made, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _reason(completion: Completion | None, *, calls: bool) -> str | None:
+    if completion is None:
+        return None
+    ended = completion.finish_reason
+    return "tool_calls" if calls and ended == "stop" else ended

@@ -1,0 +1,357 @@
+"""The HTTP door of the server: routes, keys, limits, error objects, server-sent events."""
+
+import asyncio
+import hmac
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sparrow import __version__
+from sparrow.schema.openai import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    RequestError,
+    parse_request,
+)
+from sparrow.serve import responses
+from sparrow.serve.answers import Answers, ChatAnswers, TextAnswers
+from sparrow.serve.responses import Json
+from sparrow.serve.sampling import Failed, Overloaded
+from sparrow.serve.service import Service
+
+LOG = logging.getLogger("sparrow.serve")
+OPEN_ROUTES = ("/health", "/ready")  # without a key
+MIB = 2**20
+RETRY_AFTER = 1  # seconds
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+INVALID, OVERLOADED = "invalid_request_error", "rate_limit_error"
+KINDS = {401: "authentication_error", 404: "not_found_error", 429: OVERLOADED}
+
+
+class HttpError(Exception):
+    """Raised for a request that gets an error object with this status."""
+
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+
+class Disconnected(Exception):
+    """Raised where the client has left before its answer was there."""
+
+
+def make_app(service: Service) -> FastAPI:
+    """The app over a service, whose engine runs while the app does."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with service.rollouts:
+            app.state.ready = True
+            yield
+            app.state.ready = False
+
+    app = FastAPI(title="sparrow serve", version=__version__, lifespan=lifespan)
+    app.state.ready = False
+    app.add_middleware(Door, service=service)
+    app.add_exception_handler(RequestError, _on_refusal)
+    app.add_exception_handler(HttpError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    _add_routes(app, service)
+    return app
+
+
+def _add_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Json:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        if app.state.ready:
+            return JSONResponse({"status": "ready"})
+        return _error(503, "The server is starting or shutting down.", "not_ready")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/models")
+    async def models() -> Json:
+        return {"object": "list", "data": [_model(service)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Json:
+        _check_model(service, name)
+        return _model(service)
+
+    @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        return await _answer(service, request, CompletionRequest)
+
+    @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        return await _answer(service, request, ChatRequest)
+
+    @app.post("/v1/responses")
+    async def unsupported() -> Response:
+        text = "/v1/responses is not supported, use /v1/chat/completions."
+        return _error(400, text, "unsupported_endpoint")
+
+
+def _model(service: Service) -> Json:
+    about = {"id": service.name, "object": "model", "created": service.created}
+    about |= {"owned_by": "sparrow", "max_model_len": service.engine.max_context}
+    rule, own = service.engine.rule, service.decoding
+    own_schedule = None if own.schedule is None else own.schedule.name
+    about["sparrow"] = {
+        "version": service.engine.version,
+        "decoding": own.describe(),
+        "schedule": own_schedule,
+        "rule": None if rule is None else rule.describe(),
+    }
+    return about
+
+
+def _check_model(service: Service, name: str) -> None:
+    if name != service.name:
+        text = f"The model {name!r:.80} does not exist; this server has {service.name!r}."
+        raise HttpError(404, text, "model_not_found", "model")
+
+
+def _body(kind: type[GenerationRequest]) -> Json:
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+# Requests.
+
+
+async def _answer(service: Service, request: Request, kind: type[GenerationRequest]) -> Response:
+    """Answer a request, whole or streamed."""
+    parsed = parse_request(kind, await _read(request, service.config.max_body_mib * MIB))
+    _check_model(service, parsed.model)
+    answers: Answers
+    if isinstance(parsed, ChatRequest):
+        answers = ChatAnswers.of(service, parsed)
+    else:
+        assert isinstance(parsed, CompletionRequest)
+        answers = TextAnswers.of(service, parsed)
+    try:
+        if not parsed.stream:
+            return JSONResponse(await _unless_gone(request, answers.whole(), service))
+        events = _events(service, answers)
+        first = await anext(events)  # errors until here have a status of their own
+    except Overloaded:
+        text = "The server has no room for more requests, try again later."
+        return _error(429, text, "overloaded", headers={"Retry-After": str(RETRY_AFTER)})
+    except Disconnected:
+        return Response(status_code=499)
+    except Failed as error:
+        return _error(500, f"{error}.", "engine_error")
+    return StreamingResponse(_chain(first, events), media_type="text/event-stream")
+
+
+async def _read(request: Request, most: int) -> bytes:
+    """Read the body up to a limit."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise HttpError(413, f"The body exceeds {most} bytes.", "body_too_large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Json], service: Service) -> Json:
+    """Run a coroutine to its end; cancel it if the client leaves."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_until_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        service.metrics.disconnects.inc()
+        raise Disconnected
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+# Server-sent events.
+
+
+async def _events(service: Service, answers: Answers) -> AsyncIterator[bytes]:
+    """Chunks as events; those that come within an interval are sent together."""
+    chunks = answers.chunks()
+    queue: asyncio.Queue[Json | BaseException | None] = asyncio.Queue()
+
+    async def read() -> None:
+        try:
+            async with aclosing(chunks):  # type: ignore[type-var]
+                async for chunk in chunks:
+                    queue.put_nowait(chunk)
+            queue.put_nowait(None)
+        except Exception as error:  # of a task: raised where the events are read
+            queue.put_nowait(error)
+
+    task, sent = asyncio.create_task(read()), 0
+    try:
+        while True:
+            items = [await queue.get()]
+            while not queue.empty():
+                items.append(queue.get_nowait())
+            data = b""
+            for item in items:
+                if isinstance(item, BaseException) and not sent:
+                    raise item
+                if isinstance(item, BaseException):
+                    text = str(item) if isinstance(item, Failed) else "The server has failed"
+                    item = responses.error(f"{text}.", "server_error", "engine_error")
+                    yield data + _event(item)
+                    return
+                data += b"data: [DONE]\n\n" if item is None else _event(item)
+            sent += 1
+            yield data
+            if items[-1] is None:
+                return
+            await asyncio.sleep(service.config.stream_interval)
+    finally:
+        if not task.done():
+            service.metrics.disconnects.inc()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async with aclosing(rest):  # type: ignore[type-var]
+        yield first
+        async for event in rest:
+            yield event
+
+
+def _event(data: Json) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"
+
+
+# Errors.
+
+
+def _error(
+    status: int,
+    message: str,
+    code: str | None = None,
+    param: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    kind = KINDS.get(status, INVALID if status < 500 else "server_error")
+    return JSONResponse(responses.error(message, kind, code, param), status, headers)
+
+
+async def _on_refusal(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestError)
+    return _error(400, str(error), error.code, error.param)
+
+
+async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HttpError)
+    return _error(error.status, str(error), error.code, error.param)
+
+
+async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Errors of the framework, such as routes that do not exist."""
+    assert isinstance(error, HTTPException)
+    path = f"{request.method} {request.url.path}"
+    known = {404: (f"{path} does not exist.", "unknown_url")}
+    known[405] = (f"{path}: the method is not allowed.", "method_not_allowed")
+    message, code = known.get(error.status_code, (str(error.detail), "http_error"))
+    return _error(error.status_code, message, code, headers=dict(error.headers or {}))
+
+
+# What every request passes.
+
+
+class Door:
+    """ASGI middleware: the key, request ids, metrics, one line of log, and a last resort."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
+        given = headers.get("x-request-id", b"").decode("latin-1")
+        number = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        begun, status = time.monotonic(), 500
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", number.encode("latin-1")),
+                ]
+            await send(message)
+
+        try:
+            if scope["path"] not in OPEN_ROUTES and not self._has_key(headers):
+                denied = _error(401, "A key is required: Authorization: Bearer KEY.", "invalid_key")
+                await denied(scope, receive, answer)
+            else:
+                await self._run(scope, receive, answer)
+        finally:
+            self._record(scope, status, time.monotonic() - begun, number)
+
+    async def _run(self, scope: Scope, receive: Receive, answer: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await answer(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except Exception:  # a fault of ours: an error object, and the log has the traceback
+            LOG.exception("%s %s failed", scope["method"], scope["path"])
+            if not begun:
+                await _error(500, "The server has failed.", "internal_error")(
+                    scope, receive, answer
+                )
+
+    def _has_key(self, headers: dict[str, bytes]) -> bool:
+        key = self.service.config.key
+        if key is None:
+            return True
+        kind, _, token = headers.get("authorization", b"").partition(b" ")
+        same = hmac.compare_digest(token.strip(), key.encode())
+        return kind.lower() == b"bearer" and same
+
+    def _record(self, scope: Scope, status: int, seconds: float, number: str) -> None:
+        route = scope.get("route")
+        path = getattr(route, "path", "unknown")
+        self.service.metrics.requests.labels(path, str(status)).inc()
+        self.service.metrics.seconds.observe(seconds)
+        line = {"request": number, "method": scope["method"], "path": path, "status": status}
+        LOG.info(json.dumps(line | {"seconds": round(seconds, 4)}))

@@ -1,0 +1,61 @@
+"""`sparrow serve`: load a model and listen."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import uvicorn
+
+from sparrow.engine.answer import resolve_decoding
+from sparrow.engine.engine import Engine, describe_model
+from sparrow.engine.language import Language
+from sparrow.models import load
+from sparrow.models.actor import load_actor
+from sparrow.schema.common import DecodingConfig
+from sparrow.schema.serve import ServeConfig
+from sparrow.serve.app import make_app
+from sparrow.serve.service import Service
+from sparrow.sparse.rule import Rule
+
+GIB = 2**30
+
+
+def open_service(config: ServeConfig, report: Callable[[str], None]) -> Service:
+    """Load the model and build its engine."""
+    model = load(config.model, device=config.device, dtype=config.dtype, report=report)
+    attention = {name: getattr(config, name) for name in ("schedule", "budget", "flow", "force")}
+    settings = {"attention": attention, "decoding": config.decoding}
+    if config.draft_tokens is not None:
+        settings["speculative"] = {"draft_tokens": config.draft_tokens}
+    decoding = resolve_decoding(DecodingConfig.model_validate(settings), model.spec.family)
+    kv_bytes = None if config.kv_gib is None else int(config.kv_gib * GIB)
+    engine = Engine(
+        model,
+        rule=decoding.rule or Rule(),
+        speculative=decoding.speculative,
+        max_running=config.max_running,
+        max_context=config.max_context,
+        kv_bytes=kv_bytes,
+    )
+    if config.adapter is not None:
+        engine.set_actor(load_actor(config.adapter, model).adapter)
+    report(f"{describe_model(model)} | {engine.header()} | decoding: {decoding.describe()}")
+    name = config.name or config.model
+    language = replace(Language.load(model), model=name)  # clients see no path
+    return Service(config=config, engine=engine, language=language, decoding=decoding, name=name)
+
+
+def serve(config: ServeConfig, report: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C; running requests then have `drain` seconds."""
+    service = open_service(config, report)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    key = "with a key" if config.key is not None else "without a key"
+    report(f"http://{config.host}:{config.port}/v1 {key}; Ctrl-C or SIGTERM ends it")
+    uvicorn.run(
+        make_app(service),
+        host=config.host,
+        port=config.port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(config.drain),
+    )
