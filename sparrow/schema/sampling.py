@@ -24,6 +24,7 @@ Samples = Annotated[int, Field(ge=1, le=2**16)]
 Int31 = Annotated[int, Field(ge=0, lt=2**31)]
 TopP = Annotated[float, Field(ge=1e-6, le=1)]  # below, it is greedy
 MaxTokens = Annotated[int, Field(ge=1, lt=2**31)]
+StopTokenIds = Annotated[tuple[Int31, ...], Field(max_length=4096)]
 
 
 class SamplingParams(Record):
@@ -35,7 +36,7 @@ class SamplingParams(Record):
     top_p: TopP = 1.0  # 1 is off
     max_tokens: MaxTokens = 1024
     min_tokens: Int31 = 0
-    stop_token_ids: Annotated[tuple[Int31, ...], Field(max_length=4096)] = ()
+    stop_token_ids: StopTokenIds = ()
     ignore_eos: bool = False
     seed: Seed | None = None  # None: a new one for every request
 
