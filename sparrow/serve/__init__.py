@@ -1,0 +1,1 @@
+"""Serving: the engine behind the HTTP interface of OpenAI."""
