@@ -200,45 +200,26 @@ async def _until_gone(request: Request) -> None:
 
 
 async def _events(service: Service, answers: Answers) -> AsyncIterator[bytes]:
-    """Chunks as events; those that come within an interval are sent together."""
-    chunks = answers.chunks()
-    queue: asyncio.Queue[Json | BaseException | None] = asyncio.Queue()
-
-    async def read() -> None:
-        try:
-            async with aclosing(chunks):  # type: ignore[type-var]
-                async for chunk in chunks:
-                    queue.put_nowait(chunk)
-            queue.put_nowait(None)
-        except Exception as error:  # of a task: raised where the events are read
-            queue.put_nowait(error)
-
-    task, sent = asyncio.create_task(read()), 0
+    """Chunks as events; an error after the first of them is an event too."""
+    sent, ended = False, False
     try:
-        while True:
-            items = [await queue.get()]
-            while not queue.empty():
-                items.append(queue.get_nowait())
-            data = b""
-            for item in items:
-                if isinstance(item, BaseException) and not sent:
-                    raise item
-                if isinstance(item, BaseException):
-                    text = str(item) if isinstance(item, Failed) else "The server has failed"
-                    item = responses.error(f"{text}.", "server_error", "engine_error")
-                    yield data + _event(item)
-                    return
-                data += b"data: [DONE]\n\n" if item is None else _event(item)
-            sent += 1
-            yield data
-            if items[-1] is None:
-                return
-            await asyncio.sleep(service.config.stream_interval)
+        chunks = answers.chunks()
+        async with aclosing(chunks):  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield _event(chunk)
+                sent = True
+        yield b"data: [DONE]\n\n"
+        ended = True
+    except Exception as error:
+        ended = True
+        if not sent:
+            raise
+        LOG.exception("a streamed answer failed")
+        text = str(error) if isinstance(error, Failed) else "The server has failed"
+        yield _event(responses.error(f"{text}.", "server_error", "engine_error"))
     finally:
-        if not task.done():
+        if not ended:
             service.metrics.disconnects.inc()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

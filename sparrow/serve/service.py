@@ -195,6 +195,7 @@ class Service:
             "options": OutputOptions(top_logprobs=top_logprobs, hidden_states=hidden),
             "stop": request.stop,
             "streamed": request.stream,
+            "interval": self.config.stream_interval,
         }
         queue: asyncio.Queue[NumberedPiece | BaseException | None] = asyncio.Queue()
 
