@@ -142,16 +142,11 @@ def _body(kind: type[GenerationRequest]) -> Json:
 
 async def _answer(service: Service, request: Request, kind: type[GenerationRequest]) -> Response:
     """Answer a request, whole or streamed."""
-    parsed = parse_request(kind, await _read(request, service.config.max_body_mib * MIB))
-    _check_model(service, parsed.model)
-    answers: Answers
-    if isinstance(parsed, ChatRequest):
-        answers = ChatAnswers.of(service, parsed)
-    else:
-        assert isinstance(parsed, CompletionRequest)
-        answers = TextAnswers.of(service, parsed)
+    body = await _read(request, service.config.max_body_mib * MIB)
+    loop = asyncio.get_running_loop()
+    answers = await loop.run_in_executor(service.reading, _prepare, service, kind, body)
     try:
-        if not parsed.stream:
+        if not answers.request.stream:
             return JSONResponse(await _unless_gone(request, answers.whole(), service))
         events = _events(service, answers)
         first = await anext(events)  # errors until here have a status of their own
@@ -163,6 +158,16 @@ async def _answer(service: Service, request: Request, kind: type[GenerationReque
     except Failed as error:
         return _error(500, f"{error}.", "engine_error")
     return StreamingResponse(_chain(first, events), media_type="text/event-stream")
+
+
+def _prepare(service: Service, kind: type[GenerationRequest], body: bytes) -> Answers:
+    """Read a request and encode its prompts: of a large one not a moment's work."""
+    parsed = parse_request(kind, body)
+    _check_model(service, parsed.model)
+    if isinstance(parsed, ChatRequest):
+        return ChatAnswers.of(service, parsed)
+    assert isinstance(parsed, CompletionRequest)
+    return TextAnswers.of(service, parsed)
 
 
 async def _read(request: Request, most: int) -> bytes:

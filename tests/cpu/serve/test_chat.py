@@ -168,6 +168,16 @@ def test_an_engine_that_fails_is_an_error_object(
     assert response.status_code == 500 or '"error"' in response.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_server_has_a_status_of_its_own(
+    running: Running, client: openai.OpenAI, stream: bool
+) -> None:
+    sampler = running.service.sampler
+    with sampler.admitted(sampler.most), pytest.raises(openai.RateLimitError):
+        chat(client, stream=stream)
+    assert chat(client, max_completion_tokens=2).choices
+
+
 def test_a_model_folder_is_not_named(running: Running, tmp_path: Path) -> None:
     found = httpx2.get(f"{running.url}/models").text
     assert "chatty" in found
