@@ -9,9 +9,11 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -70,6 +72,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_exception_handler(HttpError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     _add_routes(app, service)
+    app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     return app
 
 
@@ -132,9 +135,22 @@ def _check_model(service: Service, name: str) -> None:
 
 
 def _body(kind: type[GenerationRequest]) -> Json:
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    """The body of a route for OpenAPI."""
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _openapi(app: FastAPI) -> Json:
+    """The description of the routes, with the bodies that they read themselves."""
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        schemas = made.setdefault("components", {}).setdefault("schemas", {})
+        for kind in (CompletionRequest, ChatRequest):
+            schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= schema.pop("$defs", {})
+            schemas[kind.__name__] = schema
+        app.openapi_schema = made
+    return app.openapi_schema
 
 
 # Requests.

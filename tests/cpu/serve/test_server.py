@@ -1,6 +1,7 @@
 """The server as clients meet it, with the openai package and with plain HTTP."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -246,6 +247,11 @@ def test_models_health_and_metrics(running: Running, client: openai.OpenAI) -> N
     assert model.model_dump()["max_model_len"] == 8192
     for route in ("health", "ready"):
         assert httpx2.get(f"{running.root}/{route}").status_code == 200
+    described = httpx2.get(f"{running.root}/openapi.json").json()
+    schemas = described["components"]["schemas"]
+    assert {*described["paths"]} >= {"/v1/completions", "/v1/chat/completions", "/v1/models"}
+    for name in re.findall(r"#/components/schemas/(\w+)", json.dumps(described)):
+        assert name in schemas
     text = httpx2.get(f"{running.root}/metrics").text
     for name in ("requests_total", "completion_tokens_total", "samples_in_flight"):
         assert f"sparrow_{name}" in text
