@@ -44,9 +44,10 @@ def mutated(rng: random.Random) -> tuple[str, bytes]:
                 continue
             action = rng.random()
             if action < 0.7:
-                place[key] = rng.choice(ODD)
+                place[key] = copy.deepcopy(rng.choice(ODD))
             elif action < 0.85 and isinstance(place, dict):
-                place[rng.choice(("suffix", "user", "tools", "unheard", "logit_bias"))] = place[key]
+                name = rng.choice(("suffix", "user", "tools", "unheard", "logit_bias"))
+                place[name] = copy.deepcopy(place[key])
             else:
                 del place[key]
             break
