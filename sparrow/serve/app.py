@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparrow import __version__
@@ -158,18 +159,19 @@ def _openapi(app: FastAPI) -> Json:
 
 async def _answer(service: Service, request: Request, kind: type[GenerationRequest]) -> Response:
     """Answer a request, whole or streamed."""
-    body = await _read(request, service.config.max_body_mib * MIB)
     loop = asyncio.get_running_loop()
-    answers = await loop.run_in_executor(service.reading, _prepare, service, kind, body)
     try:
+        body = await _read(request, service.config.max_body_mib * MIB)
+        answers = await loop.run_in_executor(service.reading, _prepare, service, kind, body)
         if not answers.request.stream:
-            return JSONResponse(await _unless_gone(request, answers.whole(), service))
+            return JSONResponse(await _unless_gone(request, answers.whole()))
         events = _events(service, answers)
         first = await anext(events)  # errors until here have a status of their own
     except Overloaded:
         text = "The server has no room for more requests, try again later."
         return _error(429, text, "overloaded", headers={"Retry-After": str(RETRY_AFTER)})
-    except Disconnected:
+    except (Disconnected, ClientDisconnect):
+        service.metrics.disconnects.inc()
         return Response(status_code=499)
     except Failed as error:
         return _error(500, f"{error}.", "engine_error")
@@ -197,14 +199,13 @@ async def _read(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Json], service: Service) -> Json:
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Json]) -> Json:
     """Run a coroutine to its end; cancel it if the client leaves."""
     task, gone = asyncio.create_task(work), asyncio.create_task(_until_gone(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        service.metrics.disconnects.inc()
         raise Disconnected
     finally:
         for one in (task, gone):
