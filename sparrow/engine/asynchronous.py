@@ -30,6 +30,34 @@ Command = tuple[Callable[[], Any], Future[Any]]  # what to do between steps, and
 Listener = asyncio.Queue[Output | BaseException]
 
 
+async def _arrived(listener: Listener) -> list[Output]:
+    """Wait for an output; return all that are there by then."""
+    outputs = [await listener.get()]
+    while not listener.empty():
+        outputs.append(listener.get_nowait())
+    arrived = []
+    for output in outputs:
+        if isinstance(output, BaseException):
+            raise RuntimeError("the engine has failed") from output
+        arrived.append(output)
+    return arrived
+
+
+def _joined(outputs: Sequence[Output]) -> list[Output]:
+    """One output for each sample; of one that began anew, what came since."""
+    joined: dict[int, Output] = {}
+    for output in outputs:
+        before = joined.get(output.sample)
+        if before is not None and before.restarts == output.restarts:
+            output = output._replace(
+                tokens=[*before.tokens, *output.tokens],
+                logprobs=[*before.logprobs, *output.logprobs],
+                top=[*before.top, *output.top],
+            )
+        joined[output.sample] = output
+    return list(joined.values())
+
+
 class AsyncEngine:
     """Steps one engine in a thread while it is entered; nothing else may step it then."""
 
@@ -72,9 +100,17 @@ class AsyncEngine:
         return [done[sample] for sample in sorted(done)]
 
     async def stream(
-        self, prompt: Sequence[int], params: SamplingParams, **settings: Any
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        interval: float = 0.0,
+        **settings: Any,
     ) -> AsyncIterator[Output]:
-        """Yield the outputs of one prompt as they are drawn."""
+        """Yield the outputs of one prompt as they are drawn.
+
+        interval: seconds in between; outputs of a sample that come meanwhile are joined.
+        """
         listener: Listener = asyncio.Queue()
 
         def add() -> int:
@@ -88,11 +124,11 @@ class AsyncEngine:
         try:
             await asyncio.shield(asyncio.wrap_future(added))
             while left:
-                output = await listener.get()
-                if isinstance(output, BaseException):
-                    raise RuntimeError("the engine has failed") from output
-                left -= output.completion is not None
-                yield output
+                for output in _joined(await _arrived(listener)):
+                    left -= output.completion is not None
+                    yield output
+                if left and interval:
+                    await asyncio.sleep(interval)
         finally:
             added.add_done_callback(self._forget)
 

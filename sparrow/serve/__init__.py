@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server over the engine."""
+"""Serving: the engine behind the HTTP interface of OpenAI."""

@@ -4,7 +4,7 @@ import operator
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -40,32 +40,41 @@ class Answers(ABC):
         self.envelope = responses.Envelope(self.kind, self.service.name, self.prefix)
 
     async def whole(self) -> Json:
-        """Answer the request with one object."""
-        choices = await self._given()
-        async for number, piece in self._pieces():
-            completion = piece.completion
-            if completion is not None:
-                draws = self._draws(responses.completion_draws(completion))
-                choices[number] = self._choice(number, completion, draws) | self._details(piece)
+        """Answer the request with one object; Overloaded if the server has no room for it."""
+        with self._admitted():
+            choices = await self._given()
+            async for number, piece in self._pieces():
+                completion = piece.completion
+                if completion is not None:
+                    draws = self._draws(responses.completion_draws(completion))
+                    choice = self._choice(number, completion, draws)
+                    choices[number] = choice | self._details(piece)
         self.service.count(self.usage, self.decoding)
         return self.envelope.whole([choices[number] for number in sorted(choices)], self.usage)
 
     async def chunks(self) -> AsyncIterator[Json]:
-        """Yield chunks, each with what came since the last one of its choice."""
-        for choice in (await self._given()).values():
-            yield self.envelope.chunk([choice])
-        first = True
-        async for number, piece in self._pieces():
-            if first:
-                self.service.metrics.first_token.observe(time.monotonic() - self.begun)
-                first = False
-            draws = self._draws(responses.draws(piece.tokens, piece.logprobs, piece.top))
-            choice = self._chunk(number, piece, draws) | self._details(piece)
-            yield self.envelope.chunk([choice])
+        """Yield chunks, each with what came since the last one of its choice.
+
+        Overloaded, before the first of them, if the server has no room for it.
+        """
+        with self._admitted():
+            for choice in (await self._given()).values():
+                yield self.envelope.chunk([choice])
+            first = True
+            async for number, piece in self._pieces():
+                if first:
+                    self.service.metrics.first_token.observe(time.monotonic() - self.begun)
+                    first = False
+                draws = self._draws(responses.draws(piece.tokens, piece.logprobs, piece.top))
+                choice = self._chunk(number, piece, draws) | self._details(piece)
+                yield self.envelope.chunk([choice])
         self.service.count(self.usage, self.decoding)
         options = self.request.stream_options
         if options is not None and options.include_usage:
             yield self.envelope.chunk([], self.usage)
+
+    def _admitted(self) -> AbstractContextManager[None]:
+        return self.service.sampler.admitted(sum(prompt.params.n for prompt in self.prompts))
 
     async def _pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """The pieces of all choices, counted; none where no token is asked for."""

@@ -9,11 +9,14 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparrow import __version__
@@ -70,6 +73,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_exception_handler(HttpError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     _add_routes(app, service)
+    app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     return app
 
 
@@ -132,9 +136,22 @@ def _check_model(service: Service, name: str) -> None:
 
 
 def _body(kind: type[GenerationRequest]) -> Json:
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    """The body of a route for OpenAPI."""
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _openapi(app: FastAPI) -> Json:
+    """The description of the routes, with the bodies that they read themselves."""
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        schemas = made.setdefault("components", {}).setdefault("schemas", {})
+        for kind in (CompletionRequest, ChatRequest):
+            schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= schema.pop("$defs", {})
+            schemas[kind.__name__] = schema
+        app.openapi_schema = made
+    return app.openapi_schema
 
 
 # Requests.
@@ -142,27 +159,33 @@ def _body(kind: type[GenerationRequest]) -> Json:
 
 async def _answer(service: Service, request: Request, kind: type[GenerationRequest]) -> Response:
     """Answer a request, whole or streamed."""
-    parsed = parse_request(kind, await _read(request, service.config.max_body_mib * MIB))
-    _check_model(service, parsed.model)
-    answers: Answers
-    if isinstance(parsed, ChatRequest):
-        answers = ChatAnswers.of(service, parsed)
-    else:
-        assert isinstance(parsed, CompletionRequest)
-        answers = TextAnswers.of(service, parsed)
+    loop = asyncio.get_running_loop()
     try:
-        if not parsed.stream:
-            return JSONResponse(await _unless_gone(request, answers.whole(), service))
+        body = await _read(request, service.config.max_body_mib * MIB)
+        answers = await loop.run_in_executor(service.reading, _prepare, service, kind, body)
+        if not answers.request.stream:
+            return JSONResponse(await _unless_gone(request, answers.whole()))
         events = _events(service, answers)
         first = await anext(events)  # errors until here have a status of their own
     except Overloaded:
         text = "The server has no room for more requests, try again later."
         return _error(429, text, "overloaded", headers={"Retry-After": str(RETRY_AFTER)})
-    except Disconnected:
+    except (Disconnected, ClientDisconnect):
+        service.metrics.disconnects.inc()
         return Response(status_code=499)
     except Failed as error:
         return _error(500, f"{error}.", "engine_error")
     return StreamingResponse(_chain(first, events), media_type="text/event-stream")
+
+
+def _prepare(service: Service, kind: type[GenerationRequest], body: bytes) -> Answers:
+    """Read a request and encode its prompts: of a large one not a moment's work."""
+    parsed = parse_request(kind, body)
+    _check_model(service, parsed.model)
+    if isinstance(parsed, ChatRequest):
+        return ChatAnswers.of(service, parsed)
+    assert isinstance(parsed, CompletionRequest)
+    return TextAnswers.of(service, parsed)
 
 
 async def _read(request: Request, most: int) -> bytes:
@@ -176,14 +199,13 @@ async def _read(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Json], service: Service) -> Json:
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Json]) -> Json:
     """Run a coroutine to its end; cancel it if the client leaves."""
     task, gone = asyncio.create_task(work), asyncio.create_task(_until_gone(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        service.metrics.disconnects.inc()
         raise Disconnected
     finally:
         for one in (task, gone):
@@ -200,45 +222,26 @@ async def _until_gone(request: Request) -> None:
 
 
 async def _events(service: Service, answers: Answers) -> AsyncIterator[bytes]:
-    """Chunks as events; those that come within an interval are sent together."""
-    chunks = answers.chunks()
-    queue: asyncio.Queue[Json | BaseException | None] = asyncio.Queue()
-
-    async def read() -> None:
-        try:
-            async with aclosing(chunks):  # type: ignore[type-var]
-                async for chunk in chunks:
-                    queue.put_nowait(chunk)
-            queue.put_nowait(None)
-        except Exception as error:  # of a task: raised where the events are read
-            queue.put_nowait(error)
-
-    task, sent = asyncio.create_task(read()), 0
+    """Chunks as events; an error after the first of them is an event too."""
+    sent, ended = False, False
     try:
-        while True:
-            items = [await queue.get()]
-            while not queue.empty():
-                items.append(queue.get_nowait())
-            data = b""
-            for item in items:
-                if isinstance(item, BaseException) and not sent:
-                    raise item
-                if isinstance(item, BaseException):
-                    text = str(item) if isinstance(item, Failed) else "The server has failed"
-                    item = responses.error(f"{text}.", "server_error", "engine_error")
-                    yield data + _event(item)
-                    return
-                data += b"data: [DONE]\n\n" if item is None else _event(item)
-            sent += 1
-            yield data
-            if items[-1] is None:
-                return
-            await asyncio.sleep(service.config.stream_interval)
+        chunks = answers.chunks()
+        async with aclosing(chunks):  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield _event(chunk)
+                sent = True
+        yield b"data: [DONE]\n\n"
+        ended = True
+    except Exception as error:
+        ended = True
+        if not sent:
+            raise
+        LOG.exception("a streamed answer failed")
+        text = str(error) if isinstance(error, Failed) else "The server has failed"
+        yield _event(responses.error(f"{text}.", "server_error", "engine_error"))
     finally:
-        if not task.done():
+        if not ended:
             service.metrics.disconnects.inc()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

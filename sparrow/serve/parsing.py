@@ -180,7 +180,7 @@ class MessageParser:
             if function := _parse_call(inner):
                 self._write(skipped)
                 self._calls.append(ToolCall(self._new_id(), *function))
-                self._lead, self._held = "", ["\n"] if self._has_content else []
+                self._lead, self._held = None, ["\n"] if self._has_content else []
                 return
         self._write(f"{CALL}{body}{END_CALL}")
 

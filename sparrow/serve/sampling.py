@@ -64,15 +64,18 @@ class Sampler:
         *,
         stop: Sequence[str] = (),
         streamed: bool = False,
+        interval: float = 0.0,
         **settings: Any,
     ) -> AsyncIterator[Piece]:
         """Yield pieces of all samples of a prompt, at their ends alone unless streamed.
 
-        settings: those of `Engine.add`. Closing the generator aborts what is left.
+        interval: seconds between pieces. settings: those of `Engine.add`. Closing the generator
+        aborts what is left.
         """
         answers = [_Answer(self.decode, stop) for _ in range(params.n)]
         by_token = streamed or bool(stop)
-        outputs = self.engine.stream(prompt, params, **settings, streamed=by_token)
+        settings |= {"streamed": by_token, "interval": interval if by_token else 0.0}
+        outputs = self.engine.stream(prompt, params, **settings)
         async with aclosing(outputs):  # type: ignore[type-var]
             async for output in outputs:
                 answer, number = answers[output.sample], output.sample
@@ -108,11 +111,15 @@ class _Answer:
 
     def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str]) -> None:
         self._detokenizer, self._stops = Detokenizer(decode), StopStrings(stop)
+        self._size = 1 if stop else 2**31  # tokens at a time: a stop string ends at a token
         self.text, self.count = "", 0
         self._clear()
 
     def _clear(self) -> None:
-        self._new, self._tokens, self._logprobs, self._top = "", [], [], []  # type: ignore[var-annotated]
+        self._new = ""
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._top: list[tuple[Any, Any]] = []
 
     @property
     def stopped(self) -> bool:
@@ -126,14 +133,15 @@ class _Answer:
         self, tokens: Sequence[int], logprobs: Sequence[float], top: Sequence[tuple[Any, Any]]
     ) -> None:
         """Take tokens up to the one that completes a stop string."""
-        for place, token in enumerate(tokens):
+        for start in range(0, len(tokens), self._size):
             if self.stopped:
                 return
-            self.count += 1
-            self._tokens.append(token)
-            self._logprobs.append(logprobs[place])
-            self._top += top[place : place + 1]
-            self._add(self._stops.feed(self._detokenizer.feed([token])))
+            part = slice(start, start + self._size)
+            self.count += len(tokens[part])
+            self._tokens += tokens[part]
+            self._logprobs += logprobs[part]
+            self._top += top[part]
+            self._add(self._stops.feed(self._detokenizer.feed(tokens[part])))
 
     def finish(self) -> None:
         """Take the text that was held back."""

@@ -1,6 +1,7 @@
 """`sparrow serve`: load a model and listen."""
 
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -47,15 +48,18 @@ def open_service(config: ServeConfig, report: Callable[[str], None]) -> Service:
 
 def serve(config: ServeConfig, report: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; running requests then have `drain` seconds."""
-    service = open_service(config, report)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    key = "with a key" if config.key is not None else "without a key"
-    report(f"http://{config.host}:{config.port}/v1 {key}; Ctrl-C or SIGTERM ends it")
-    uvicorn.run(
-        make_app(service),
-        host=config.host,
-        port=config.port,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=int(config.drain),
-    )
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.create_server((config.host, config.port), family=family) as listener:
+        service = open_service(config, report)
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        host, port = listener.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
+        key = "with a key" if config.key is not None else "without a key"
+        report(f"http://{host}:{port}/v1 {key}; Ctrl-C or SIGTERM ends it")
+        settings = uvicorn.Config(
+            make_app(service),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=int(config.drain),
+        )
+        uvicorn.Server(settings).run(sockets=[listener])

@@ -1,8 +1,10 @@
 """The model behind the server: decoding and prompts of requests, and the pieces of answers."""
 
 import asyncio
+import copy
 import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -63,6 +65,9 @@ class Service:
         most = engine.max_running + self.config.max_waiting
         self.sampler = Sampler(self.rollouts, self.language.decode, most)
         tokenizer = self.language.tokenizer
+        # Prompts are read in a thread, by a tokenizer of its own: one may not be used by two.
+        self.reader = replace(self.language, tokenizer=copy.deepcopy(tokenizer))
+        self.reading = ThreadPoolExecutor(1, thread_name_prefix="sparrow-reader")
         self.names = TokenNames(
             lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
             lambda token: str(tokenizer.convert_ids_to_tokens(token)),
@@ -139,14 +144,14 @@ class Service:
 
     def _encode(self, text: str) -> list[int]:
         try:
-            return replace(self.language, chat=ChatConfig()).encode(text, raw=True)
+            return replace(self.reader, chat=ChatConfig()).encode(text, raw=True)
         except ValueError as error:
             raise RequestError(f"{error}.", "prompt") from error
 
     def chat_prompt(self, request: ChatRequest) -> tuple[Prompt, bool]:
         """The prompt of a chat, and whether it ends inside a block of thinking."""
         self._check_count(request.n)
-        language = self.language
+        language = self.reader
         if request.chat_template_kwargs:
             template = language.chat.template | request.chat_template_kwargs
             language = replace(language, chat=language.chat.replace(template=template))
@@ -195,6 +200,7 @@ class Service:
             "options": OutputOptions(top_logprobs=top_logprobs, hidden_states=hidden),
             "stop": request.stop,
             "streamed": request.stream,
+            "interval": self.config.stream_interval,
         }
         queue: asyncio.Queue[NumberedPiece | BaseException | None] = asyncio.Queue()
 
@@ -210,22 +216,21 @@ class Service:
                 if isinstance(error, asyncio.CancelledError):
                     raise
 
-        with self.sampler.admitted(sum(prompt.params.n for prompt in prompts)):
-            tasks = [asyncio.create_task(answer(*item)) for item in enumerate(prompts)]
-            try:
-                left = len(tasks)
-                while left:
-                    item = await queue.get()
-                    if isinstance(item, BaseException):
-                        raise item
-                    if item is None:
-                        left -= 1
-                    else:
-                        yield item
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = [asyncio.create_task(answer(*item)) for item in enumerate(prompts)]
+        try:
+            left = len(tasks)
+            while left:
+                item = await queue.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def count(self, usage: Usage, decoding: ResolvedDecoding) -> None:
         """Add the tokens of a request to the metrics."""

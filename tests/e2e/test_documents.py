@@ -35,6 +35,7 @@ NOT_HERE = {
     ". .venv/bin/activate": "the test has its own environment",
     "pip install": "needs a network, and changes the environment of the test",
     "pytest": "would be the tests themselves",
+    "sparrow serve": "serves until it is stopped: test_serve_cli.py",
 }
 LONGEST = 240.0  # seconds of one command; only so that what hangs ends
 LONGEST_SLOW = 1500.0

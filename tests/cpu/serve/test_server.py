@@ -1,6 +1,7 @@
 """The server as clients meet it, with the openai package and with plain HTTP."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +34,11 @@ def client(running: Running) -> openai.OpenAI:
     return openai.OpenAI(base_url=running.url, api_key="none", max_retries=0)
 
 
+def details(choice: Any) -> dict[str, Any]:
+    """The extension of a choice, which the openai package does not know."""
+    return dict(choice.sparrow)
+
+
 def post(running: Running, route: str = "completions", **body: Any) -> httpx2.Response:
     given = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4} if route == "completions" else {}
     return httpx2.post(f"{running.url}/{route}", json=given | body, timeout=60)
@@ -62,10 +68,10 @@ def test_tokens_are_those_of_the_engine_in_process(
         speculative=SpeculativeParams(draft_tokens=4) if decoding == "exact" else None,
     )
     for choice, completion in zip(answer.choices, wanted, strict=True):
-        assert choice.sparrow["token_ids"] == completion.token_ids.tolist()
-        assert choice.sparrow["logprobs"] == pytest.approx(completion.logprobs.tolist(), abs=1e-6)
-        assert choice.sparrow["prompt_token_ids"] == completion.prompt_ids.tolist()
-        assert set(choice.sparrow["weight_versions"]) == {0}
+        assert details(choice)["token_ids"] == completion.token_ids.tolist()
+        assert details(choice)["logprobs"] == pytest.approx(completion.logprobs.tolist(), abs=1e-6)
+        assert details(choice)["prompt_token_ids"] == completion.prompt_ids.tolist()
+        assert set(details(choice)["weight_versions"]) == {0}
         assert choice.text == completion.text
         assert choice.finish_reason == completion.finish_reason
     assert answer.usage.completion_tokens == sum(len(one.token_ids) for one in wanted)
@@ -87,13 +93,13 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI) -> None:
         for choice in chunk.choices:
             number = choice.index
             texts[number] = texts.get(number, "") + choice.text
-            tokens[number] = tokens.get(number, []) + choice.sparrow["token_ids"]
+            tokens[number] = tokens.get(number, []) + details(choice)["token_ids"]
             logprobs[number] = logprobs.get(number, []) + choice.logprobs.token_logprobs
             ends[number] = choice.finish_reason or ends.get(number)
     assert usage == whole.usage
     for choice in whole.choices:
         assert texts[choice.index] == choice.text
-        assert tokens[choice.index] == choice.sparrow["token_ids"]
+        assert tokens[choice.index] == details(choice)["token_ids"]
         assert logprobs[choice.index] == pytest.approx(choice.logprobs.token_logprobs)
         assert ends[choice.index] == choice.finish_reason
         assert not any(stop in choice.text for stop in given["stop"])
@@ -132,7 +138,7 @@ def test_hidden_states_come_as_numbers(running: Running, client: openai.OpenAI) 
         seed=1,
         extra_body={"sparrow": {"hidden_states": True, "return_token_ids": True, **LONG}},
     )
-    made = answer.choices[0].sparrow
+    made = details(answer.choices[0])
     states = np.frombuffer(base64.b64decode(made["hidden_states"]["data"]), "<f4")
     states = states.reshape(made["hidden_states"]["shape"])
     head = running.service.engine.model.head.detach().numpy()
@@ -238,9 +244,14 @@ def test_a_slow_reader_does_not_hold_up_others(running: Running) -> None:
 def test_models_health_and_metrics(running: Running, client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert client.models.retrieve("tiny").id == model.id == "tiny"
-    assert model.max_model_len == 8192
+    assert model.model_dump()["max_model_len"] == 8192
     for route in ("health", "ready"):
         assert httpx2.get(f"{running.root}/{route}").status_code == 200
+    described = httpx2.get(f"{running.root}/openapi.json").json()
+    schemas = described["components"]["schemas"]
+    assert {*described["paths"]} >= {"/v1/completions", "/v1/chat/completions", "/v1/models"}
+    for name in re.findall(r"#/components/schemas/(\w+)", json.dumps(described)):
+        assert name in schemas
     text = httpx2.get(f"{running.root}/metrics").text
     for name in ("requests_total", "completion_tokens_total", "samples_in_flight"):
         assert f"sparrow_{name}" in text
