@@ -29,7 +29,7 @@ def agent(*, strict: bool) -> Any:
     )
 
 
-async def main() -> str:
+async def main() -> dict[str, Any]:
     whole = await Runner.run(agent(strict=False), QUESTION, max_turns=3)
     streamed = Runner.run_streamed(agent(strict=False), QUESTION, max_turns=3)
     async for _ in streamed.stream_events():
@@ -43,8 +43,9 @@ async def main() -> str:
         assert error.param == "tools[0].function.strict"
     else:
         raise AssertionError("a strict tool was not refused")
-    return whole.final_output
+    calls = sum(item.type == "tool_call_item" for item in whole.new_items)
+    return {"said": whole.final_output, "calls": calls}
 
 
-output = asyncio.run(main())
-print(json.dumps({"version": importlib.metadata.version("openai-agents"), "said": output}))
+made = asyncio.run(main())
+print(json.dumps({"version": importlib.metadata.version("openai-agents"), **made}))

@@ -31,11 +31,13 @@ def weather() -> Tool:
 model = get_model(f"openai-api/sparrow/{MODEL}", base_url=URL, api_key=KEY, strict_tools=False)
 sample = Sample(input="What is the capital of France?", target="Paris")
 settings = {"temperature": 0.0, "max_tokens": 16, "logprobs": True, "top_logprobs": 2}
-answers = []
+answers, calls = [], 0
 for solver in ([generate()], [use_tools(weather()), generate()]):
     task = Task(dataset=[sample], solver=solver, scorer=includes())
     (log,) = eval(task, model=model, display="none", log_dir="logs", max_retries=0, **settings)
     assert log.status == "success", log.error
     answers.append(log.samples[0].output.completion)
+    calls += sum(message.role == "tool" for message in log.samples[0].messages)
     assert log.samples[0].output.choices[0].logprobs.content
-print(json.dumps({"version": importlib.metadata.version("inspect-ai"), "said": answers[0]}))
+made = {"version": importlib.metadata.version("inspect-ai"), "said": answers[0], "calls": calls}
+print(json.dumps(made))
