@@ -1,4 +1,4 @@
-"""The configuration of `sparrow serve`."""
+"""The configuration of `sparrow serve`, and what a client finds out about a server."""
 
 import os
 from typing import Annotated, Literal
@@ -62,3 +62,17 @@ class ServeConfig(Record):
     def key(self) -> str | None:
         """The key that clients need, also from the environment."""
         return self.api_key or os.environ.get(KEY) or None
+
+
+class Capabilities(Record):
+    """What a server can do for a trainer, and in `notes` what it cannot."""
+
+    server: str  # "sparrow", or the owner of the model that it names
+    model: str
+    token_ids: bool  # of answers
+    prompt_token_ids: bool
+    logprobs: bool
+    logprobs_as_drawn: bool  # after temperature and truncation
+    weight_versions: bool
+    decoding: bool  # sparse and exact
+    notes: tuple[str, ...] = ()

@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "gate": BASE,
     "calibration": ROLLOUT | {"engine"},
     "serve": ROLLOUT | {"engine"},
+    "client": {"files", "schema"},
     "dataflow": ROLLOUT | {"processes", "engine", "training", "tasks", "gate", "calibration"},
     "reporting": BASE,
     "benchmarks": ROLLOUT | {"engine", "calibration", "training"},
@@ -135,6 +136,7 @@ assert run(["--help"]) == run(["calibrate", "--help"]) == run(["study", "--help"
         "import sparrow.sparse",
         "import sparrow.schema.train, sparrow.schema.surface, sparrow.schema.episode",
         "import sparrow.calibration.planning.hardware, sparrow.calibration.planning.plan",
+        "import sparrow.client",
         "import sparrow_recipes.warmup.documents",  # what worker processes import
         HELP,
     ],
