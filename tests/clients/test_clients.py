@@ -14,6 +14,9 @@ from sparrow.engine.scoring import score_tokens
 from sparrow.models import load
 from sparrow.models.fetch import DownloadError, fetch
 
+pytestmark = pytest.mark.skipif(
+    "SPARROW_CLIENTS" not in os.environ, reason="no environments of clients: make test-clients"
+)
 ROWS = [
     {"question": "The capital of France is", "choices": [" Paris", " a banana"], "answer": 0},
     {"question": "Two plus two is", "choices": [" four", " purple"], "answer": 0},
@@ -66,10 +69,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def interpreter(environment: str) -> str:
     """The Python of an environment that `make test-clients` builds."""
-    folder = os.environ.get("SPARROW_CLIENTS")
-    if folder is None:
-        pytest.skip("no environments of clients: make test-clients")
-    return f"{folder}/{environment}/bin/python"
+    return f"{os.environ['SPARROW_CLIENTS']}/{environment}/bin/python"
 
 
 @pytest.mark.parametrize("environment", ["openai-2", "openai-3"])
