@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-slow test-all test-kernels test-browser lint format clean
+.PHONY: help demo test test-slow test-all test-kernels test-browser test-clients lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -26,13 +26,13 @@ demo: $(STAMP)  ## the whole idea in minutes on a CPU: calibrate, plan, train, o
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 test: $(STAMP)  ## the tests that fit into minutes
-	$(PYTEST) --timeout=300 -m "not slow and not browser"
+	$(PYTEST) --timeout=300 -m "not slow and not browser and not clients"
 
 test-slow: $(STAMP)  ## training that helps, sweeps, commands of the documents but those that take minutes
-	$(PYTEST) --timeout=600 -m "slow and not browser" -k "not take_minutes"
+	$(PYTEST) --timeout=600 -m "slow and not browser and not clients" -k "not take_minutes"
 
 test-all: $(STAMP)  ## both, with more examples of every property
-	$(PYTEST) --timeout=1800 --hypothesis-profile=thorough -m "not browser"
+	$(PYTEST) --timeout=1800 --hypothesis-profile=thorough -m "not browser and not clients"
 
 test-kernels: $(STAMP)  ## the GPU kernels without a GPU, in Triton's interpreter (installs triton)
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt triton
@@ -45,6 +45,22 @@ test-browser: $(STAMP)  ## the report in a real browser, headless (wants Chromiu
 	@$(BIN)/python tests/support/chromium.py
 	SPARROW_BROWSER=1 $(BIN)/python -m pytest --timeout=300 tests/browser
 
+# Some clients need openai 2 and others 3: two environments, apart from this project's. No torch.
+CLIENTS := .venv-clients
+CLIENT_KINDS := openai-2 openai-3
+
+$(CLIENTS)/.installed: $(CLIENT_KINDS:%=tests/clients/%.txt)
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --progress-bar on uv
+	set -e; for kind in $(CLIENT_KINDS); do \
+	  $(CLIENTS)/bin/uv venv --clear --python $(CLIENTS)/bin/python $(CLIENTS)/$$kind; \
+	  $(CLIENTS)/bin/uv pip install --python $(CLIENTS)/$$kind/bin/python -r tests/clients/$$kind.txt; \
+	done
+	@touch $@
+
+test-clients: $(STAMP) $(CLIENTS)/.installed  ## the server with openai, litellm, openai-agents, inspect-ai, lm-eval
+	SPARROW_CLIENTS=$(abspath $(CLIENTS)) $(BIN)/python -m pytest --timeout=900 tests/clients
+
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy (of tests: calls and names that do not exist)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -56,5 +72,5 @@ format: $(STAMP)  ## let ruff rewrite
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and every build output
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

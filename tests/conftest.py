@@ -29,7 +29,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(PROJECT), str(PROJECT / "recipes"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-TIERS = ("pure", "cpu", "gpu", "e2e", "browser")
+TIERS = ("pure", "cpu", "gpu", "e2e", "browser", "clients")
 ROOT = Path(__file__).parent
 
 

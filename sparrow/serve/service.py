@@ -153,10 +153,14 @@ class Service:
         self._check_count(request.n)
         language = self.reader
         if request.chat_template_kwargs:
-            template = language.chat.template | request.chat_template_kwargs
-            language = replace(language, chat=language.chat.replace(template=template))
+            arguments = language.chat.template | request.chat_template_kwargs
+            language = replace(language, chat=language.chat.replace(template=arguments))
+        tools, template = request.template_tools(), language.tokenizer.chat_template
+        if tools and template is not None and "tools" not in str(template):
+            text = f"The chat template of {self.name!r} takes no tools."
+            raise RequestError(text, "tools", "unsupported_value")
         try:
-            ids = language.encode(request.template_messages(), tools=request.template_tools())
+            ids = language.encode(request.template_messages(), tools=tools)
         except ValueError as error:
             raise RequestError(f"{error}.", "messages") from error
         prompt = self._fit(ids, request, "messages")

@@ -89,6 +89,17 @@ def test_arguments_of_the_template(client: openai.OpenAI) -> None:
             chat(client, extra_body={"chat_template_kwargs": {name: True}})
 
 
+def test_tools_need_a_template_that_takes_them(
+    running: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = running.service.reader.tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE.replace("tools", "documents"))
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, tools=[TOOL])
+    assert (caught.value.param, caught.value.code) == ("tools", "unsupported_value")
+    assert chat(client, max_completion_tokens=2).choices
+
+
 def test_turns_share_the_prefix_of_their_prompts(running: Running, client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": " ; ".join([TASK] * 8)}]
     first = chat(client, messages=messages, max_completion_tokens=4)
