@@ -17,7 +17,7 @@ from sparrow.serve import responses
 from sparrow.serve.parsing import MessageDelta, MessageParser, parse_message
 from sparrow.serve.responses import Json, TokenDraw, Usage
 from sparrow.serve.sampling import Piece
-from sparrow.serve.service import Prompt, Service
+from sparrow.serve.service import EncodedPrompt, Service
 
 
 @dataclass(kw_only=True)
@@ -29,7 +29,7 @@ class Answers(ABC):
 
     service: Service
     request: GenerationRequest
-    prompts: Sequence[Prompt]
+    prompts: Sequence[EncodedPrompt]
     decoding: ResolvedDecoding
     top_logprobs: int | None  # of each token; None: no log-probs
     usage: Usage = field(default_factory=Usage)
@@ -162,7 +162,7 @@ class TextAnswers(Answers):
         numbers = range(len(self.prompts) * self.request.n)
         return {number: self._made(number, *self._prompt(number), ended) for number in numbers}
 
-    async def _score(self, prompt: Prompt) -> TokenLogprobs:
+    async def _score(self, prompt: EncodedPrompt) -> TokenLogprobs:
         def score(engine: Engine) -> TokenLogprobs:
             return score_tokens(engine.model, prompt.ids, self.top_logprobs or 0)
 

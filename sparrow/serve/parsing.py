@@ -31,7 +31,7 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class ToolCall(NamedTuple):
+class ParsedToolCall(NamedTuple):
     """A whole tool call; arguments: JSON text."""
 
     id: str
@@ -44,7 +44,7 @@ class MessageDelta(NamedTuple):
 
     reasoning: str = ""
     content: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[ParsedToolCall, ...] = ()
 
 
 class ParsedMessage(NamedTuple):
@@ -52,7 +52,7 @@ class ParsedMessage(NamedTuple):
 
     reasoning: str | None
     content: str | None
-    tool_calls: tuple[ToolCall, ...]
+    tool_calls: tuple[ParsedToolCall, ...]
 
 
 NOTHING = MessageDelta()
@@ -87,7 +87,7 @@ class MessageParser:
         self._new_id = new_id
         self._reasoning: list[str] = []  # of the next delta, as are the next two
         self._content: list[str] = []
-        self._calls: list[ToolCall] = []
+        self._calls: list[ParsedToolCall] = []
         self._thinking = _Block(END_THINK, self._reasoning, "\n")
         self._answer = _Block(CALL if tools else "", self._content, None if tools else "")
         self._call = _Block(END_CALL, [], "")
@@ -179,7 +179,7 @@ class MessageParser:
         for skipped, inner in ("", body), (before, last):
             if function := _parse_call(inner):
                 self._write(skipped)
-                self._calls.append(ToolCall(self._new_id(), *function))
+                self._calls.append(ParsedToolCall(self._new_id(), *function))
                 self._lead, self._held = None, ["\n"] if self._has_content else []
                 return
         self._write(f"{CALL}{body}{END_CALL}")

@@ -12,7 +12,7 @@ import numpy as np
 from sparrow.engine.scoring import TokenLogprobs
 from sparrow.engine.text import REPLACEMENT
 from sparrow.schema.sampling import Completion
-from sparrow.serve.parsing import MessageDelta, ParsedMessage, ToolCall
+from sparrow.serve.parsing import MessageDelta, ParsedMessage, ParsedToolCall
 
 Json = dict[str, Any]
 
@@ -185,7 +185,7 @@ def delta(parsed: MessageDelta, calls_before: int) -> Json:
     return made
 
 
-def _call(call: ToolCall) -> Json:
+def _call(call: ParsedToolCall) -> Json:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
 

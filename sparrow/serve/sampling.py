@@ -39,7 +39,7 @@ class Piece(NamedTuple):
     completion: Completion | None = None
 
 
-class Sampler:
+class RequestSampler:
     """Answers prompts by an engine that many requests share; most: samples in flight."""
 
     def __init__(self, engine: AsyncEngine, decode: Callable[[list[int]], str], most: int) -> None:

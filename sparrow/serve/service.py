@@ -26,14 +26,14 @@ from sparrow.schema.openai import (
 from sparrow.schema.sampling import OutputOptions, SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.serve import ServeConfig
-from sparrow.serve.metrics import Metrics
+from sparrow.serve.metrics import ServerMetrics
 from sparrow.serve.parsing import THINK
 from sparrow.serve.responses import TokenNames, Usage
-from sparrow.serve.sampling import Piece, Sampler
+from sparrow.serve.sampling import Piece, RequestSampler
 from sparrow.sparse.presets import preset, preset_names
 
 
-class Prompt(NamedTuple):
+class EncodedPrompt(NamedTuple):
     """A prompt in tokens with its sampling parameters."""
 
     ids: list[int]
@@ -56,14 +56,14 @@ class Service:
     language: Language
     decoding: ResolvedDecoding  # unless a request says otherwise
     name: str
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         engine = self.engine
         self.rollouts = AsyncEngine(engine)
         most = engine.max_running + self.config.max_waiting
-        self.sampler = Sampler(self.rollouts, self.language.decode, most)
+        self.sampler = RequestSampler(self.rollouts, self.language.decode, most)
         tokenizer = self.language.tokenizer
         # Prompts are read in a thread, by a tokenizer of its own: one may not be used by two.
         self.reader = replace(self.language, tokenizer=copy.deepcopy(tokenizer))
@@ -134,7 +134,7 @@ class Service:
 
     # Prompts.
 
-    def prompts(self, request: CompletionRequest) -> list[Prompt]:
+    def prompts(self, request: CompletionRequest) -> list[EncodedPrompt]:
         encoded = [
             self._encode(prompt) if isinstance(prompt, str) else list(prompt)
             for prompt in request.prompt
@@ -148,7 +148,7 @@ class Service:
         except ValueError as error:
             raise RequestError(f"{error}.", "prompt") from error
 
-    def chat_prompt(self, request: ChatRequest) -> tuple[Prompt, bool]:
+    def chat_prompt(self, request: ChatRequest) -> tuple[EncodedPrompt, bool]:
         """The prompt of a chat, and whether it ends inside a block of thinking."""
         self._check_count(request.n)
         language = self.reader
@@ -172,7 +172,7 @@ class Service:
             allowed = f"at most {self.config.max_n} samples over all prompts"
             raise RequestError(f"'n' must give {allowed}, got {samples}.", "n")
 
-    def _fit(self, ids: list[int], request: GenerationRequest, param: str) -> Prompt:
+    def _fit(self, ids: list[int], request: GenerationRequest, param: str) -> EncodedPrompt:
         """Refuse what exceeds the context or the vocabulary."""
         room, most = self.engine.max_context - len(ids), self.engine.model.spec.vocabulary
         limit = request.token_limit
@@ -186,13 +186,13 @@ class Service:
             )
         if ids and max(ids) >= most:
             raise RequestError(f"'{param}' has token {max(ids)}, the vocabulary is {most}.", param)
-        return Prompt(ids, request.sampling(room))
+        return EncodedPrompt(ids, request.sampling(room))
 
     # Answers.
 
     async def pieces(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[EncodedPrompt],
         request: GenerationRequest,
         decoding: ResolvedDecoding,
         top_logprobs: int,
@@ -208,7 +208,7 @@ class Service:
         }
         queue: asyncio.Queue[NumberedPiece | BaseException | None] = asyncio.Queue()
 
-        async def answer(number: int, prompt: Prompt) -> None:
+        async def answer(number: int, prompt: EncodedPrompt) -> None:
             try:
                 stream = self.sampler.stream(prompt.ids, prompt.params, **settings)
                 async with aclosing(stream):  # type: ignore[type-var]

@@ -17,13 +17,13 @@ from sparrow.serve.parsing import (
     MessageDelta,
     MessageParser,
     ParsedMessage,
-    ToolCall,
+    ParsedToolCall,
     new_call_id,
     parse_message,
 )
 
 WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-PARIS = ToolCall("call_0", "get_weather", '{"city": "Paris"}')
+PARIS = ParsedToolCall("call_0", "get_weather", '{"city": "Paris"}')
 
 
 def numbered() -> Callable[[], str]:
@@ -152,7 +152,7 @@ def test_calls_are_content_if_no_tools_are_offered() -> None:
 )
 def test_arguments_are_the_sampled_json(call: str, name: str, arguments: str) -> None:
     message = parse(f"<tool_call>{call}</tool_call>")
-    assert message == (None, None, (ToolCall("call_0", name, arguments),))
+    assert message == (None, None, (ParsedToolCall("call_0", name, arguments),))
     json.loads(arguments, parse_int=float)
 
 
