@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import uvicorn
 
-from sparrow.engine.answer import resolve_decoding
+from sparrow.engine.answer import DENSE, ResolvedDecoding, resolve_decoding
 from sparrow.engine.engine import Engine, describe_model
 from sparrow.engine.language import Language
+from sparrow.engine.pool import PAGE
 from sparrow.models import load
 from sparrow.models.actor import load_actor
 from sparrow.schema.common import DecodingConfig
+from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.serve import ServeConfig
 from sparrow.serve.app import make_app
 from sparrow.serve.service import Service
@@ -40,10 +42,19 @@ def open_service(config: ServeConfig, report: Callable[[str], None]) -> Service:
     )
     if config.adapter is not None:
         engine.set_actor(load_actor(config.adapter, model).adapter)
+    _warm_up(engine, decoding)
     report(f"{describe_model(model)} | {engine.header()} | decoding: {decoding.describe()}")
     name = config.name or config.model
     language = replace(Language.load(model), model=name)  # clients see no path
     return Service(config=config, engine=engine, language=language, decoding=decoding, name=name)
+
+
+def _warm_up(engine: Engine, decoding: ResolvedDecoding) -> None:
+    """Compile what the first request would wait for: a prompt and a few tokens, dense and not."""
+    prompt = [0] * min(PAGE + 1, engine.max_context - 4)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    for settings in (DENSE.request, decoding.request) if prompt else ():
+        engine.generate([prompt], params, **settings)
 
 
 def serve(config: ServeConfig, report: Callable[[str], None]) -> None:
