@@ -363,8 +363,8 @@ class _Planner:
             notes.append(f"micro-batches and times are {sampled}")
         if rollout.distill.on:
             notes.append(
-                "distillation is not counted: a 1.7B shape took a fifth more memory than its "
-                "update, and 2.6 times the time of old log-probs and update, on an H200"
+                "distillation is not counted: its time on a GPU has not been measured since its "
+                "pages are chosen by kernels (docs/distill.md)"
             )
         return notes
 

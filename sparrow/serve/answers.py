@@ -93,14 +93,8 @@ class Answers(ABC):
         return self.request.temperature == 0
 
     def _draws(self, draws: list[TokenDraw]) -> list[TokenDraw]:
-        """Log-probs as they are shown: of greedy tokens those of the model, not of the draw."""
-        if self.top_logprobs is None:
-            return []
-        shown = []
-        for token, logprob, top in draws:
-            of_model = dict(top).get(token, logprob) if self._greedy else logprob
-            shown.append(TokenDraw(token, of_model, top[: self.top_logprobs]))
-        return shown
+        top = self.top_logprobs
+        return [] if top is None else responses.shown_draws(draws, top, greedy=self._greedy)
 
     def _details(self, piece: Piece) -> Json:
         """The key `sparrow` of a choice, if it was asked for."""

@@ -44,6 +44,20 @@ def completion_draws(completion: Completion) -> list[TokenDraw]:
     return draws(completion.token_ids, completion.logprobs, top)
 
 
+def shown_draws(draws: Sequence[TokenDraw], top: int, *, greedy: bool) -> list[TokenDraw]:
+    """Draws with so many of the most likely tokens.
+
+    A greedy token was drawn with certainty; shown is the model's own log-prob, which is the
+    highest. (Of tokens that tie, another one may be named first.)
+    """
+    return [
+        TokenDraw(
+            draw.token, draw.top[0][1] if greedy and draw.top else draw.logprob, draw.top[:top]
+        )
+        for draw in draws
+    ]
+
+
 def prompt_draws(ids: Sequence[int], scores: TokenLogprobs) -> list[TokenDraw]:
     top = list(zip(scores.top_ids, scores.top_logprobs, strict=True)) if scores.top_ids.size else []
     return [TokenDraw(int(ids[0]), None), *draws(ids[1:], scores.logprobs, top)]

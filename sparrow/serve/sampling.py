@@ -95,13 +95,13 @@ class RequestSampler:
     ) -> Piece:
         if completion.finish_reason == "error":
             raise Failed(completion.error or "sampling failed")
+        if completion.finish_reason == "abort" and not answer.stopped:
+            raise Failed("the server is shutting down")
         if not by_token:
             text = self.decode(completion.token_ids.tolist())
             return Piece(number, text, (), (), (), completion.replace(text=text))
         if answer.stopped:
             completion = _cut(completion, answer.count)
-        elif completion.finish_reason == "abort":
-            raise Failed("the server is shutting down")
         answer.finish()
         return answer.piece(number, completion.replace(text=answer.text))
 
