@@ -34,7 +34,7 @@ class Scripted:
 
 
 def pieces(reason: FinishReason, *, streamed: bool) -> list[Piece]:
-    sampler = RequestSampler(Scripted(reason), lambda ids: "x" * len(ids), 4)  # type: ignore[arg-type]
+    sampler = RequestSampler(Scripted(reason), lambda ids: "x" * len(ids), 4)
 
     async def read() -> list[Piece]:
         return [piece async for piece in sampler.stream([1], SamplingParams(), streamed=streamed)]
