@@ -42,7 +42,7 @@ class Answers(ABC):
     async def whole(self) -> Json:
         """Answer the request with one object; Overloaded if the server has no room for it."""
         with self._admitted():
-            choices = await self._given()
+            choices = await self._initial_choices()
             async for number, piece in self._pieces():
                 completion = piece.completion
                 if completion is not None:
@@ -58,7 +58,7 @@ class Answers(ABC):
         Overloaded, before the first of them, if the server has no room for it.
         """
         with self._admitted():
-            for choice in (await self._given()).values():
+            for choice in (await self._initial_choices()).values():
                 yield self.envelope.chunk([choice])
             first = True
             async for number, piece in self._pieces():
@@ -109,7 +109,7 @@ class Answers(ABC):
         return {"sparrow": made} if made else {}
 
     @abstractmethod
-    async def _given(self) -> dict[int, Json]:
+    async def _initial_choices(self) -> dict[int, Json]:
         """The choices before anything is sampled, by number; of a stream the first chunks."""
 
     @abstractmethod
@@ -143,7 +143,7 @@ class TextAnswers(Answers):
         self._prompts: list[tuple[str, list[TokenDraw]]] = []
         self._offsets: dict[int, int] = {}
 
-    async def _given(self) -> dict[int, Json]:
+    async def _initial_choices(self) -> dict[int, Json]:
         """With `echo` the prompts; they are the answers where no token is asked for."""
         for prompt in self.prompts if self.request.echo else ():
             draws: list[TokenDraw] = []
@@ -154,7 +154,9 @@ class TextAnswers(Answers):
         if not self._prompts or (ended is None and not self.request.stream):
             return {}
         numbers = range(len(self.prompts) * self.request.n)
-        return {number: self._made(number, *self._prompt(number), ended) for number in numbers}
+        return {
+            number: self._text_choice(number, *self._prompt(number), ended) for number in numbers
+        }
 
     async def _score(self, prompt: EncodedPrompt) -> TokenLogprobs:
         def score(engine: Engine) -> TokenLogprobs:
@@ -168,13 +170,15 @@ class TextAnswers(Answers):
     def _choice(self, number: int, completion: Completion, draws: list[TokenDraw]) -> Json:
         text, before = self._prompt(number)
         text += completion.text or ""
-        return self._made(number, text, [*before, *draws], completion.finish_reason)
+        return self._text_choice(number, text, [*before, *draws], completion.finish_reason)
 
     def _chunk(self, number: int, piece: Piece, draws: list[TokenDraw]) -> Json:
         reason = None if piece.completion is None else piece.completion.finish_reason
-        return self._made(number, piece.text, draws, reason)
+        return self._text_choice(number, piece.text, draws, reason)
 
-    def _made(self, number: int, text: str, draws: list[TokenDraw], reason: str | None) -> Json:
+    def _text_choice(
+        self, number: int, text: str, draws: list[TokenDraw], reason: str | None
+    ) -> Json:
         logprobs = None
         if self.top_logprobs is not None:
             offset = self._offsets.get(number, 0)
@@ -215,7 +219,7 @@ class ChatAnswers(Answers):
             "tools": bool(self.request.template_tools()),
         }
 
-    async def _given(self) -> dict[int, Json]:
+    async def _initial_choices(self) -> dict[int, Json]:
         if not self.request.stream:
             return {}
         start = {"role": "assistant", "content": ""}

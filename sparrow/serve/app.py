@@ -1,4 +1,4 @@
-"""The HTTP door of the server: routes, keys, limits, error objects, server-sent events."""
+"""The HTTP layer of the server: routes, keys, limits, error objects, server-sent events."""
 
 import asyncio
 import hmac
@@ -68,7 +68,7 @@ def make_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="sparrow serve", version=__version__, lifespan=lifespan)
     app.state.ready = False
-    app.add_middleware(Door, service=service)
+    app.add_middleware(RequestMiddleware, service=service)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(HttpError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -292,7 +292,7 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
 # What every request passes.
 
 
-class Door:
+class RequestMiddleware:
     """ASGI middleware: the key, request ids, metrics, one line of log, and a last resort."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:

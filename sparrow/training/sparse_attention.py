@@ -80,7 +80,7 @@ def _prompt_lengths(pack: Pack) -> Tensor:
     return torch.minimum(ends, bounds[1:]) - bounds[:-1]
 
 
-class _OneLayer(ops.PageCache):
+class _SingleLayerCache(ops.PageCache):
     """Pages of one layer at a time: all layers of a model have the same memory."""
 
     def field(self, name: str, layer: int) -> Tensor:
@@ -151,7 +151,7 @@ class FlexSparse:
         q_SHD, k_SGD, v_SGD = (self._padded(x) for x in (q_THD, k_TGD, v_TGD))
         tokens, head_size = len(q_SHD), q_THD.shape[2]
         sizes: dict[str, Any] = {"page": own.page, "head_size": head_size, "dtype": k_SGD.dtype}
-        cache = _OneLayer(
+        cache = _SingleLayerCache(
             layers=1,
             kv_heads=kv_heads,
             page=own.page,
