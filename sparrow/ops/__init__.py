@@ -6,13 +6,14 @@ from sparrow.ops.reference.attention import (
     attend_causal,
     attend_causal_paged,
     attend_decode,
+    attend_kept,
     attend_sparse,
     attend_verify,
 )
 from sparrow.ops.reference.divergence import divergence
 from sparrow.ops.reference.layers import gate, linear_add, norm_gated, norm_linear, split_heads
 from sparrow.ops.reference.logprob import TokenStats, logits, token_stats
-from sparrow.ops.reference.pages import select_pages, write_pages
+from sparrow.ops.reference.pages import page_bits, select_pages, write_pages
 from sparrow.ops.reference.sampling import (
     Draws,
     log_distribution,

@@ -20,7 +20,18 @@ Rule = Callable[[str, Any, Sizes], None]
 
 # Tensors of whole numbers, by name without dimension letters.
 INTEGERS = {
-    *("at", "bounds", "budgets", "counters", "forbidden", "ids", "lengths", "seeds", "slots"),
+    *(
+        "at",
+        "bits",
+        "bounds",
+        "budgets",
+        "counters",
+        "forbidden",
+        "ids",
+        "lengths",
+        "seeds",
+        "slots",
+    ),
     *("table", "top_k"),
 }
 _INTEGER_TYPES = (torch.int32, torch.int64)

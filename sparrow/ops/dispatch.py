@@ -37,7 +37,8 @@ OPTIMISED = {
     "cuda": {
         **dict.fromkeys(("attend_decode", "attend_verify"), "attend_decode"),
         "attend_causal_paged": "attend_prefill",
-        **dict.fromkeys(("write_pages", "select_pages"), "pages"),
+        "attend_kept": "attend_kept",
+        **dict.fromkeys(("write_pages", "select_pages", "page_bits"), "pages"),
         **dict.fromkeys(("sample", "step_inputs", "step_outputs"), "sampling"),
         **dict.fromkeys(("norm_linear", "linear_add", "norm_gated"), "layers"),
         **dict.fromkeys(("logits", "split_heads"), "layers"),

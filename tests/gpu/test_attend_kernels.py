@@ -105,3 +105,10 @@ def test_prefill_waits_for_nothing() -> None:
         again = attend_chunks(batch, q, bounds)
     graph.replay()
     assert torch.equal(again, together)
+
+
+@pytest.mark.parametrize(("head_size", "dtype", "ratio"), SHAPES[:-1])
+def test_kept_pages_with_gradients(head_size: int, dtype: torch.dtype, ratio: int) -> None:
+    sizes = {"heads": 2 * ratio, "kv_heads": 2, "head_size": head_size, "dtype": dtype}
+    kernels.check_kept([1, 1029, 256, 700, 17], **sizes)
+    kernels.check_kept([1500, 3], page=64, share=0.1, **sizes)

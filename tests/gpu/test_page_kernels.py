@@ -80,3 +80,8 @@ def test_rows_of_every_size_in_one_wide_table(mass: float | None) -> None:
 def test_draws(vocabulary: int, dtype: torch.dtype) -> None:
     logits, *others = (part.cuda() for part in rows_to_draw_from(vocabulary, 3.0, copies=2))
     check_sampler(sampling, [logits.to(dtype), *others], near=1e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(3000, 256), (40000, 33), (300, 4096)])
+def test_lists_as_bits(rows: int, width: int) -> None:
+    kernels.check_page_bits(rows, width, kv_heads=8)

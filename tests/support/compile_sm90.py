@@ -31,6 +31,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from sparrow.ops import PageLists, kernels
 from sparrow.ops.dispatch import settled_weights
 from sparrow.ops.kernels import attend_decode as decode_kernels
+from sparrow.ops.kernels import attend_kept as kept_kernels
 from sparrow.ops.kernels import attend_prefill as prefill_kernels
 from sparrow.ops.kernels import layers as layer_kernels
 from sparrow.ops.kernels import pages as page_kernels
@@ -159,6 +160,19 @@ def attend_prefill() -> None:
         prefill_kernels.attend_causal_paged(q, pool, pool, *where, scale=1.0)
 
 
+def attend_kept() -> None:
+    for size, group in ((128, 2), (64, 3), (128, 8), (80, 2)):
+        given = (empty(900, 8 * group, size), empty(900, 8, size), empty(900, 8, size))
+        q, k, v = (x.requires_grad_() for x in given)
+        out = kept_kernels.attend_kept(q, k, v, ints(5), ints(8, 4, 900), page=16, scale=1.0)
+        torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
+
+
+def bits() -> None:
+    for pages in (200, 4096):
+        page_kernels.page_bits(ints(900, 8, pages), ints(900, 8), pages=pages)
+
+
 def store() -> None:
     pool, tokens = empty(1000, 8, 16, 128), empty(32, 8, 128)
     page_kernels.write_pages(pool, pool, tokens, tokens, ints(32))
@@ -220,7 +234,10 @@ def flow_kernels(flow: Flow, *, size: int, group: int) -> None:
     made.select(cache, 0, *given, first=1, last=2)
 
 
-EVERY = (select, attend_decode, attend_prefill, store, heads, linear, rows, sample, flows)
+EVERY = (
+    *(select, attend_decode, attend_prefill, attend_kept, bits, store, heads, linear, rows),
+    *(sample, flows),
+)
 CASES: dict[str, Callable[[], None]] = {case.__name__: case for case in EVERY}
 
 

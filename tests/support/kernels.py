@@ -11,9 +11,11 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.ops import PageLists
+from sparrow.ops.kernels import attend_kept as kept
 from sparrow.ops.kernels import attend_prefill as prefill
 from sparrow.ops.kernels import pages
 from sparrow.ops.reference import layers
+from sparrow.ops.reference.pages import pack_bits
 from sparrow.sparse.compile.launch import Compiled
 from sparrow.sparse.flows import interpret
 from support.flows import LAYER, Bed, same_choice
@@ -34,7 +36,9 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poisoned(*size: Any, **options: Any) -> Tensor:
         tensor = empty(*size, **options)
-        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+        if tensor.is_floating_point():
+            tensor.detach().fill_(torch.nan)
+        return tensor
 
     monkeypatch.setattr(torch, "empty", poisoned)
 
@@ -70,7 +74,59 @@ def check_bits_of_prefill(batch: Batch, counts: list[int]) -> None:
     assert torch.equal(alone, together[bounds[-2] :])
 
 
+def check_kept(
+    lengths: Sequence[int],
+    *,
+    page: int = 16,
+    share: float = 0.3,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_size: int = 32,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Output and gradients, of queries out of a fused row, against float64 by definition."""
+    random, tokens = torch.Generator().manual_seed(sum(lengths)), sum(lengths)
+    sizes = (heads, kv_heads, kv_heads)
+    fused = torch.randn(tokens, sum(sizes), head_size, generator=random).to(DEVICE, dtype)
+    weight = torch.randn(tokens, heads, head_size, generator=random).to(DEVICE, dtype)
+    own_T = torch.cat([torch.arange(length) for length in lengths]) // page
+    width = max(lengths) // page + 1
+    index_M = torch.arange(width)
+    keep = torch.rand(tokens, kv_heads, width, generator=random) < share
+    keep = (keep & (index_M < own_T[:, None, None])) | (index_M == own_T[:, None, None])
+    bits = pack_bits(keep).to(DEVICE)
+    bounds = torch.tensor([0, *lengths], device=DEVICE, dtype=torch.int32).cumsum(0).int()
+
+    def results(attend: Callable[..., Tensor], wide: torch.dtype) -> list[Tensor]:
+        inputs = [x.to(wide).requires_grad_() for x in fused.split(sizes, dim=1)]
+        assert wide != dtype or not inputs[0].is_contiguous()
+        out = attend(*inputs, bounds, bits, page=page, scale=SCALE)
+        grads = torch.autograd.grad((out * weight.to(wide)).sum(), inputs)
+        return [x.double() for x in (out, *grads)]
+
+    plain = ops.attend_kept.definition
+    assert kept.supports("attend_kept", *fused.split(sizes, dim=1), bounds, bits, page=page)
+    found, again = (results(kept.attend_kept, dtype) for _ in range(2))
+    close = 1e-5 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
+    for mine, same, exact in zip(found, again, results(plain, torch.float64), strict=True):
+        assert torch.equal(mine, same)
+        assert mine.isfinite().all()
+        assert (mine - exact).norm() <= close * exact.norm()
+        assert (mine - exact).abs().max() <= 4 * close * exact.abs().max()
+
+
 # Choice of pages.
+
+
+def check_page_bits(rows: int, width: int, *, kv_heads: int = 2) -> None:
+    random = torch.Generator().manual_seed(width)
+    share_BG1 = torch.rand(rows, kv_heads, 1, generator=random)
+    keep_BGM = torch.rand(rows, kv_heads, width, generator=random) < share_BG1
+    order_BGM = torch.where(keep_BGM, torch.arange(width), width).sort(2).values
+    lists = order_BGM.masked_fill(order_BGM == width, -1).int().to(DEVICE)
+    counts = keep_BGM.sum(2).int().to(DEVICE)
+    for bits in (pages.page_bits, ops.page_bits.definition):
+        assert torch.equal(bits(lists, counts, pages=width), pack_bits(keep_BGM).to(DEVICE))
 
 
 def check_shares(

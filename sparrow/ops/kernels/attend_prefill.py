@@ -71,7 +71,7 @@ def attend_causal_paged(
 
 
 @triton.jit
-def _find_block(bounds, rows, program, ROWS: tl.constexpr, QUERIES: tl.constexpr):
+def find_block(bounds, rows, program, ROWS: tl.constexpr, QUERIES: tl.constexpr):
     """The row of a program, its first query in the row, and where the row's queries start and end.
 
     Row b gets the programs from bounds[b] // QUERIES + b on, which are never too few; those to
@@ -177,7 +177,7 @@ def _attend_block(
     """
     head = tl.program_id(0)
     program = tl.num_programs(1) - 1 - tl.program_id(1)
-    row, first, start, end = _find_block(bounds, rows, program, ROWS, QUERIES)
+    row, first, start, end = find_block(bounds, rows, program, ROWS, QUERIES)
     if first >= end - start:
         return
     length = tl.load(lengths + row).to(tl.int32)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparrow.ops.kernels.overlap import overlap_options, wait
+from sparrow.ops.reference.pages import WORD
 from sparrow.ops.types import PageLists
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -31,13 +32,15 @@ LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 def supports_dtype(op: str, dtype: torch.dtype, _head_size: int) -> bool:
     """Floats up to fp32, where the op writes them."""
-    return op == "select_pages" or dtype in DTYPES
+    return op in ("select_pages", "page_bits") or dtype in DTYPES
 
 
 def supports(op: str, *tensors: Tensor, **_: Any) -> bool:
     """Scores: fp32, and few enough pages for one program. Tokens: pools without gaps, and heads
     that lie in one piece each.
     """
+    if op == "page_bits":
+        return all(lists.is_contiguous() for lists in tensors)
     if op == "select_pages":
         score_BGM = tensors[0]
         aligned = score_BGM.dtype == torch.float32 and score_BGM.stride(2) == 1
@@ -322,6 +325,48 @@ def _list(list_K, m, key, pages, threshold, places, certain, equal, width):
     certain += tl.sum(sure.to(tl.int32), 0)
     equal += tl.sum(tied.to(tl.int32), 0)
     return certain, equal
+
+
+def page_bits(pages_BGK: Tensor, counts_BG: Tensor, *, pages: int) -> Tensor:
+    rows, kv_heads, width = pages_BGK.shape
+    words = triton.cdiv(pages, WORD)
+    bits_GWB = torch.empty((kv_heads, words, rows), dtype=torch.int32, device=pages_BGK.device)
+    if rows:
+        block = triton.next_power_of_2(words)
+        _pack[(rows, kv_heads)](
+            *(bits_GWB, pages_BGK, counts_BG, width, words, rows),
+            PAGES=WORD,
+            WORDS=block,
+            LISTED=max(16, min(64, 2048 // block)),
+            num_warps=1,
+        )
+    return bits_GWB
+
+
+@triton.jit(do_not_specialize=["width", "words", "rows"])
+def _pack(
+    bits_GWB,
+    pages_BGK,
+    counts_BG,
+    width,
+    words,
+    rows,
+    PAGES: tl.constexpr,
+    WORDS: tl.constexpr,
+    LISTED: tl.constexpr,
+):
+    """The bits of one row and KV head; no page is listed twice, so sums are unions."""
+    b, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    item = b * tl.num_programs(1) + g
+    count = tl.load(counts_BG + item)
+    w = tl.arange(0, WORDS)
+    bits = tl.zeros([WORDS], tl.int32)
+    for start in range(0, count, LISTED):
+        k = start + tl.arange(0, LISTED)
+        page = tl.load(pages_BGK + item * width + k, k < count, other=-1)
+        bit = tl.where(page >= 0, 1 << (page % PAGES), 0)
+        bits += tl.sum(tl.where((page // PAGES)[:, None] == w[None, :], bit[:, None], 0), 0)
+    tl.store(bits_GWB + (g.to(tl.int64) * words + w) * rows + b, bits, w < words)
 
 
 # Scores in order: whole numbers of the same order, and the least of those that are chosen.

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from sparrow.ops.dispatch import needs_gradients, op
-from sparrow.ops.reference.pages import DENSE, accumulator, keep_pages
+from sparrow.ops.reference.pages import DENSE, WORD, accumulator, keep_pages
 from sparrow.ops.types import PageLists, Scorer, Scores
 
 # Queries of a block, counted from the first query of a sequence in the call, so that the result
@@ -173,6 +173,40 @@ def attend_sparse(
         keep = _keeping(scores, budgets[span], dense, page, choose)
         outputs.append(_attend_sequence(q_SHD, k_SGD, v_SGD, 0, keep, scale))
     return torch.cat([q_THD[:0], *outputs])
+
+
+@op()
+def attend_kept(
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    bounds: Tensor,
+    bits_GWT: Tensor,
+    *,
+    page: int,
+    scale: float,
+) -> Tensor:
+    """Causal attention of packed sequences over kept pages, [T, H, D], with gradients.
+
+    bits: `page_bits`, what each token keeps of its own sequence; at least its own page.
+    """
+    outputs = []
+    for span in _spans(bounds, len(q_THD)):
+        keep = _unpacking(bits_GWT[:, :, span], page)
+        outputs.append(_attend_sequence(q_THD[span], k_TGD[span], v_TGD[span], 0, keep, scale))
+    return torch.cat([q_THD[:0], *outputs])
+
+
+def _unpacking(bits_GWS: Tensor, page: int) -> Keep:
+    """The tokens that queries of one sequence keep, by their bits."""
+
+    def keep(start: int, stop: int) -> Tensor:
+        index_M = torch.arange(-(-stop // page), device=bits_GWS.device)
+        words_GMn = bits_GWS[:, index_M // WORD, start:stop]
+        keep_GMn = ((words_GMn >> (index_M % WORD)[:, None]) & 1).bool()
+        return keep_GMn.permute(2, 0, 1).repeat_interleave(page, dim=2)[:, :, :stop]
+
+    return keep
 
 
 def _keeping(

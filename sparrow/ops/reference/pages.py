@@ -6,12 +6,13 @@ effect.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparrow.ops.dispatch import op
 from sparrow.ops.types import PageLists
 
 DENSE = 2**31 - 1  # the budget of a row that keeps everything
+WORD = 32  # pages whose bits share a number
 
 
 @op()
@@ -126,6 +127,27 @@ def select_pages(
     list_BGM = torch.where(keep_BGM, index_M, pages).sort(dim=2).values
     list_BGM = list_BGM.masked_fill(list_BGM == pages, -1)
     return PageLists(pages=list_BGM.int(), counts=keep_BGM.sum(2).int())
+
+
+@op()
+def page_bits(pages_BGK: Tensor, counts_BG: Tensor, *, pages: int) -> Tensor:
+    """Page lists as bits, int32 [G, W, B]: page m of a row is bit m % 32 of its word m // 32.
+
+    pages: of the longest row, which W words hold.
+    """
+    void_BGK = torch.arange(pages_BGK.shape[2], device=pages_BGK.device) >= counts_BG[:, :, None]
+    where_BGK = pages_BGK.long().masked_fill(void_BGK, pages)
+    keep_BGM = void_BGK.new_zeros(*counts_BG.shape, pages + 1).scatter_(2, where_BGK, True)
+    return pack_bits(keep_BGM[:, :, :pages])
+
+
+def pack_bits(keep_BGM: Tensor) -> Tensor:
+    """A mask of pages as `page_bits`."""
+    spare = -keep_BGM.shape[2] % WORD
+    keep_BGWI = nn.functional.pad(keep_BGM, (0, spare)).unflatten(2, (-1, WORD))
+    shifts_I = torch.arange(WORD, device=keep_BGM.device)
+    bits_BGW = (keep_BGWI.long() << shifts_I).sum(3)
+    return torch.where(bits_BGW < 2**31, bits_BGW, bits_BGW - 2**32).int().permute(1, 2, 0)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

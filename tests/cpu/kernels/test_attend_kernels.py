@@ -146,3 +146,16 @@ def test_what_is_left_to_the_definition() -> None:
             (q, k[:, :, :12].contiguous()),
         ):
             assert not module.supports(op, queries, pool, pool)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"lengths": [70, 33, 1]},
+        {"lengths": [5, 150], "page": 4, "heads": 6, "head_size": 48},
+        {"lengths": [64, 40], "page": 64, "share": 1.0, "dtype": torch.float16},
+        {"lengths": [600], "page": 8, "heads": 1, "kv_heads": 1},  # more pages than a word has
+    ],
+)
+def test_kept_pages_with_gradients(sizes: dict) -> None:
+    kernels.check_kept(sizes.pop("lengths"), **sizes)

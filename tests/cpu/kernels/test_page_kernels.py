@@ -13,7 +13,13 @@ from support.rowstates import check_sampler, check_steps, rows_to_draw_from
 pytest.importorskip("triton")
 import triton
 import triton.language as tl
-from support.kernels import DEVICE, batch_of, check_rows_of_every_size, check_shares
+from support.kernels import (
+    DEVICE,
+    batch_of,
+    check_page_bits,
+    check_rows_of_every_size,
+    check_shares,
+)
 
 from sparrow.ops.kernels import pages as kernels
 from sparrow.ops.kernels import sampling
@@ -145,3 +151,8 @@ def test_cuts_are_left_to_the_definition() -> None:
 
 def test_row_kernels_do_what_the_definitions_do() -> None:
     check_steps(sampling, device=DEVICE)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(5, 40), (3, 32), (2, 700)])
+def test_lists_as_bits(rows: int, width: int) -> None:
+    check_page_bits(rows, width)
