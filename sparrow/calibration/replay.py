@@ -27,7 +27,7 @@ from sparrow.engine.engine import Engine
 from sparrow.engine.memory import page_cache
 from sparrow.engine.pool import PAGE
 from sparrow.models import Attention, Decoder, ModelSpec
-from sparrow.models.attention import Packed, PackedSparse, PagedPrefill
+from sparrow.models.attention import Packed, PackedSparse, PagedPrefill, fastest_sparse
 from sparrow.models.decoder import Lora
 from sparrow.schema.base import to_dict
 from sparrow.schema.sampling import OutputOptions, SamplingParams
@@ -139,13 +139,15 @@ def sparse_hidden(
 
     actor: the adapter of the sparse actor.
     """
-    sparse = PackedSparse(
-        bounds=_bounds(dense.ids_T),
+    bounds = _bounds(dense.ids_T)
+    definition = PackedSparse(
+        bounds=bounds,
         dense_B=torch.tensor([prompt]),
         budgets=_budgets(model, schedule, len(dense.ids_T)),
         page=schedule.page,
         rule=Rule.of(schedule, flow),
     )
+    sparse = fastest_sparse(definition, Packed(bounds=bounds), model.dtype)
     return _hidden(model, dense.ids_T, sparse, actor)
 
 

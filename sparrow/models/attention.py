@@ -1,17 +1,26 @@
 """The attention implementations of a decoder, each a few calls of `ops`.
 
-`Packed` and `PackedSparse` see whole sequences and carry gradients; `PagedPrefill`, `PagedDecode`
-and `PagedVerify` keep keys and values in a page cache. Legend: sparrow/ops/types.py.
+`Packed`, `PackedSparse` and its fast version `KernelSparse` see whole sequences and carry
+gradients; `PagedPrefill`, `PagedDecode` and `PagedVerify` keep keys and values in a page cache.
+Legend: sparrow/ops/types.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.models.decoder import Attention
+from sparrow.ops.reference.attention import kept_pages
+from sparrow.ops.reference.logprob import chunks
+from sparrow.ops.reference.pages import DENSE, pack_bits
 from sparrow.sparse.rule import Rule
+
+SCORES = 2**25  # of pages, at a time
+MOST_ROWS = 2**15  # of a kernel's grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +69,128 @@ class PackedSparse:
             mass=self.rule.mass,
             scorer=scorer,
         )
+
+
+def fastest_sparse(definition: PackedSparse, dense: Attention, dtype: torch.dtype) -> Attention:
+    """By kernels where 16-bit products run on a GPU, otherwise by definition: the same function.
+
+    dense: the attention of layers that the rule leaves dense.
+    """
+    fast = definition.budgets.is_cuda and dtype in (torch.bfloat16, torch.float16)
+    return KernelSparse.of(definition, dense) if fast else definition
+
+
+class _SingleLayerCache(ops.PageCache):
+    """Pages of one layer at a time: all layers of a model have the same memory."""
+
+    def field(self, name: str, layer: int) -> Tensor:
+        return super().field(name, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSparse:
+    """`PackedSparse` by kernels: those of decoding choose pages, `ops.attend_kept` attends to them.
+
+    For one forward pass: each layer chooses once, and recomputation for gradients finds the pages.
+    """
+
+    definition: PackedSparse
+    dense: Attention  # of the layers that the rule leaves dense
+    bounds: Tensor
+    budgets: Tensor  # of the definition, prompts included
+    lengths_T: Tensor  # tokens of the sequence up to each
+    begins_T: Tensor  # page at which the sequence of each begins
+    slots_T: Tensor  # sequences begin at whole pages
+    ends: Tensor  # those slots that finish a page
+    pool: int  # pages of all sequences
+    pages: int  # of the longest
+    chosen: dict[int, Tensor] = field(default_factory=dict)  # by layer
+
+    @classmethod
+    def of(cls, definition: PackedSparse, dense: Attention) -> "KernelSparse":
+        """Lay the sequences out in whole pages."""
+        device, page = definition.budgets.device, definition.page
+        bounds = definition.bounds.cpu()
+        sizes = bounds.diff()
+        pages = -(-sizes // page)
+        begins_T = (pages.cumsum(0) - pages).repeat_interleave(sizes)
+        lengths_T = torch.arange(1, int(sizes.sum()) + 1)
+        lengths_T -= bounds[:-1].repeat_interleave(sizes)
+        slots_T = begins_T * page + lengths_T - 1
+        prompt_T = (lengths_T <= definition.dense_B.cpu().repeat_interleave(sizes)).to(device)
+        prompts = prompt_T.reshape(1, -1, *(1,) * (definition.budgets.ndim - 2))
+        return cls(
+            definition=definition,
+            dense=dense,
+            bounds=bounds.int().to(device),
+            budgets=torch.where(prompts, DENSE, definition.budgets),
+            lengths_T=lengths_T.int().to(device),
+            begins_T=begins_T.int().to(device),
+            slots_T=slots_T.to(device),
+            ends=slots_T[lengths_T % page == 0].to(device),
+            pool=int(pages.sum()),
+            pages=int(pages.max()),
+        )
+
+    def __call__(
+        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
+    ) -> Tensor:
+        own = self.definition
+        if own.rule.is_dense(layer):
+            return self.dense(layer, q_THD, k_TGD, v_TGD, scale=scale)
+        with ops.using("fastest"):
+            if layer not in self.chosen:
+                states = (q_THD.detach(), k_TGD.detach(), v_TGD.detach())
+                choose = self._bits_by_definition if own.rule.flow.state else self._bits
+                self.chosen[layer] = choose(layer, *states)
+            bits_GWT = self.chosen[layer]
+            return ops.attend_kept(
+                q_THD, k_TGD, v_TGD, self.bounds, bits_GWT, page=own.page, scale=scale
+            )
+
+    @torch.no_grad()
+    def _bits(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+        """The pages that each token keeps, as `ops.page_bits`, by the kernels of decoding."""
+        own, device = self.definition, q_THD.device
+        tokens, kv_heads, head_size = k_TGD.shape
+        sizes: dict[str, Any] = {"page": own.page, "head_size": head_size, "dtype": k_TGD.dtype}
+        cache = _SingleLayerCache(
+            layers=1,
+            kv_heads=kv_heads,
+            page=own.page,
+            pages=self.pool,
+            page_fields=(*ops.kv_fields(**sizes), *own.rule.fields(**sizes)),
+            device=device,
+        )
+        pool = cache.field("k", layer), cache.field("v", layer)
+        ops.write_pages(*pool, k_TGD, v_TGD, self.slots_T)
+        own.rule.summarise(cache, layer, self.ends)
+        index_M = torch.arange(self.pages, dtype=torch.int32, device=device)
+        parts = []
+        for part in chunks(tokens, max(1, min(MOST_ROWS, SCORES // (kv_heads * self.pages)))):
+            lengths_n, budgets = self.lengths_T[part], self.budgets[layer, part]
+            table_nM = (self.begins_T[part, None] + index_M).clamp(max=self.pool - 1)
+            lists = own.rule.select(cache, layer, q_THD[part], table_nM, lengths_n, budgets)
+            assert lists is not None
+            parts.append(ops.page_bits(*lists, pages=self.pages))
+        return torch.cat(parts, dim=2)
+
+    def _bits_by_definition(
+        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor
+    ) -> Tensor:
+        """The same for a flow with state, which changes from token to token."""
+        own = self.definition
+        scorer = own.rule.scorer(layer, own.page)
+        assert scorer is not None
+        kept_TGM = kept_pages(
+            *(q_THD, k_TGD, v_TGD, own.bounds, own.dense_B, own.budgets[layer]),
+            page=own.page,
+            first=own.rule.first,
+            last=own.rule.last,
+            mass=own.rule.mass,
+            scorer=scorer,
+        )
+        return pack_bits(kept_TGM).contiguous()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,13 +32,13 @@ class Attention(Protocol):
 
 
 class Lora(Protocol):
-    """Adds what adapters contribute to a projection of a layer, [T, in], [T, out] -> [T, out].
+    """A projection of a layer with what adapters add to it, [T, in] -> [T, out].
 
     `name` is the decoder's own name of the projection: qkv, out, gate_up or down. Rows without an
-    adapter come back bit for bit.
+    adapter get that of `linear` bit for bit.
     """
 
-    def __call__(self, layer: int, name: str, x: Tensor, projected: Tensor, /) -> Tensor: ...
+    def __call__(self, layer: int, name: str, x: Tensor, linear: nn.Linear, /) -> Tensor: ...
 
 
 class LayerCall(Protocol):
@@ -162,7 +162,7 @@ class DecoderLayer(nn.Module):
         """The same with adapters, which need every projection's input and output on its own."""
 
         def project(name: str, linear: nn.Linear, x: Tensor) -> Tensor:
-            return lora(self.index, name, x, linear(x))
+            return lora(self.index, name, x, linear)
 
         qkv_TE = project("qkv", self.attention.qkv, self.attention_norm(x_TC))
         out_TE = self.attention(qkv_TE, rotation, attention)

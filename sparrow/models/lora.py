@@ -301,14 +301,15 @@ class Adapter:
         """What B A of a module of this rank is multiplied by."""
         return self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
-    def __call__(self, layer: int, name: str, x: Tensor, projected: Tensor, /) -> Tensor:
+    def __call__(self, layer: int, name: str, x: Tensor, linear: nn.Linear, /) -> Tensor:
         pairs = [self.pairs.get(LoraTarget(layer, module)) for module in FUSED[name]]
         if all(pair is None for pair in pairs):
-            return projected
+            return linear(x)
         outputs = [module_sizes(self.spec)[module][1] for module in FUSED[name]]
         a_RI = torch.cat([pair.a_RI for pair in pairs if pair is not None])
         b_ER = self._blocks(pairs, outputs)
-        return torch.addmm(projected, x @ a_RI.T, b_ER.T)
+        merged: Tensor = _MergedLinear.apply(x, linear.weight, linear.bias, a_RI, b_ER)
+        return merged
 
     def _blocks(self, pairs: Sequence[LoraPair | None], outputs: Sequence[int]) -> Tensor:
         """B of a projection's modules, scaled, each in its own rows and ranks; zeros elsewhere."""
@@ -341,6 +342,33 @@ class Adapter:
             "target_modules": sorted(modules) if whole else list(ranks),
             "rank_pattern": {path: rank for path, rank in ranks.items() if rank != self.rank},
         }
+
+
+class _MergedLinear(torch.autograd.Function):
+    """x (W + B A)^T + bias: one product over all tokens, as in a `MergedDecoder`.
+
+    Gradients of A and B are made from their factors, never from that of the merged weight.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TI: Tensor, weight_EI: Tensor, bias_E: Tensor | None, a_RI: Tensor, b_ER: Tensor
+    ) -> Tensor:
+        merged_EI = torch.addmm(weight_EI, b_ER, a_RI)
+        ctx.save_for_backward(x_TI, merged_EI, a_RI, b_ER)
+        return nn.functional.linear(x_TI, merged_EI, bias_E)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor | None, ...]:
+        x_TI, merged_EI, a_RI, b_ER = ctx.saved_tensors
+        wanted_x, wanted_weight, wanted_bias, wanted_a, wanted_b = ctx.needs_input_grad
+        return (
+            grad_TE @ merged_EI if wanted_x else None,
+            grad_TE.T @ x_TI if wanted_weight else None,
+            grad_TE.sum(0) if wanted_bias else None,
+            (grad_TE @ b_ER).T @ x_TI if wanted_a else None,
+            grad_TE.T @ (x_TI @ a_RI.T) if wanted_b else None,
+        )
 
 
 class MergedDecoder:
@@ -571,7 +599,8 @@ class LoraRows:
     uses_TS1: Tensor
     any_T1: Tensor
 
-    def __call__(self, layer: int, name: str, x: Tensor, projected: Tensor, /) -> Tensor:
+    def __call__(self, layer: int, name: str, x: Tensor, linear: nn.Linear, /) -> Tensor:
+        projected = linear(x)
         a_LRI, b_LER = self.stacks[name]
         low_TR = x @ a_LRI[layer].T
         low_TSR = low_TR.unflatten(1, (self.uses_TS1.shape[1], -1))

@@ -9,6 +9,7 @@ objective's own term on the sparse actor. Legend: sparrow/ops/types.py; R learnt
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,7 +65,8 @@ class Distiller:
         self.divergence, self.weight, self.temperature = divergence, weight, temperature
         self.world = world or World()
         self.leaves = [tensor.requires_grad_() for tensor in adapter.tensors().values()]
-        self.optimiser = torch.optim.AdamW(self.leaves, lr=rate, weight_decay=0.0)
+        fused = self.leaves[0].is_cuda
+        self.optimiser = torch.optim.AdamW(self.leaves, lr=rate, weight_decay=0.0, fused=fused)
 
     def student(self, pack: Pack, schedule: Schedule, rule: Rule) -> Tensor:
         """Hidden states of the sparse actor at the learnt positions, [R, C], with gradients."""
@@ -170,8 +172,9 @@ class Distiller:
         if teacher is None or filler:
             return None
         states = [teacher.hidden[number] for number in numbers]
-        hidden_RC = torch.cat([state for state in states if state is not None])
-        return hidden_RC.to(self.policy.model.device), teacher.head_VC
+        move = partial(Tensor.to, device=self.policy.model.device, non_blocking=True)
+        hidden_RC = torch.cat([move(state) for state in states if state is not None])
+        return hidden_RC, teacher.head_VC
 
     def _reduce_gradients(self) -> None:
         if self.world.size == 1:

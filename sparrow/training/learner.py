@@ -138,7 +138,7 @@ class Learner:
                 continue
             scored |= zip(numbers, _split(scores, chosen, states), strict=True)
             if teacher is not None:
-                parts = scores.hidden_RC.cpu().split([sample.learnt for sample in chosen])
+                parts = _to_host(scores.hidden_RC).split([sample.learnt for sample in chosen])
                 for number, part in zip(numbers, parts, strict=True):
                     hidden[number] = part
             if on_batch is not None:
@@ -385,3 +385,11 @@ def _like(weight: Tensor, value: Tensor) -> Tensor:
     if not isinstance(weight, DTensor):
         return value
     return distribute_tensor(value, weight.device_mesh, weight.placements, src_data_rank=None)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory, from a GPU without waiting: good for what its stream does next."""
+    if not tensor.is_cuda:
+        return tensor.cpu()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

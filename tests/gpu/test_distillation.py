@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sparrow import models
+from sparrow.models.attention import KernelSparse
 from sparrow.models.lora import Adapter
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.schedule import Schedule
@@ -15,7 +16,7 @@ from sparrow.sparse.rule import Rule
 from sparrow.training.distillation import Distiller
 from sparrow.training.packing import pack_samples
 from sparrow.training.policy import Policy
-from sparrow.training.sparse_attention import FlexSparse, sparse_attention
+from sparrow.training.sparse_attention import sparse_attention
 
 LENGTHS = (700, 130, 1029, 256)
 
@@ -34,20 +35,20 @@ def samples(vocabulary: int) -> list[TrainSample]:
 
 
 @pytest.mark.parametrize("fine", [False, True])
-def test_flex_attention_is_the_definition_with_its_gradients(fine: bool) -> None:
+def test_kernels_are_the_definition_with_its_gradients(fine: bool) -> None:
     flow = fine_means(4)
     about = {"flow": flow.name, "flow_digest": flow.digest} if fine else {}
     schedule = Schedule.fixed(192, **about)
     rule = Rule.of(schedule, flow) if fine else Rule.of(schedule)
     pack = pack_samples(samples(100)).to(torch.device("cuda"))
     sizes: dict[str, Any] = {"layers": 4, "kv_heads": 2, "dtype": torch.bfloat16}
-    flex = sparse_attention(pack, schedule, rule, **sizes)
-    assert isinstance(flex, FlexSparse)
+    kernels = sparse_attention(pack, schedule, rule, **sizes)
+    assert isinstance(kernels, KernelSparse)
     random = torch.Generator("cuda").manual_seed(0)
     shapes = [(len(pack.ids_T), heads, 64) for heads in (8, 2, 2, 8)]
     draws = [torch.randn(shape, generator=random, device="cuda").bfloat16() for shape in shapes]
     results = []
-    for attention in (flex, flex.definition):
+    for attention in (kernels, kernels.definition):
         inputs = [x.clone().requires_grad_() for x in draws[:3]]
         out = attention(2, *inputs, scale=0.125)
         results.append([out, *torch.autograd.grad((out * draws[3]).float().sum(), inputs)])

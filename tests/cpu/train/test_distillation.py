@@ -12,7 +12,7 @@ from support.engines import prompt, tiny
 from sparrow import models, ops
 from sparrow.calibration.replay import read, sparse_hidden
 from sparrow.models.actor import base_digest, load_actor, save_actor
-from sparrow.models.attention import PackedSparse
+from sparrow.models.attention import KernelSparse, PackedSparse
 from sparrow.models.lora import Adapter
 from sparrow.ops.reference.divergence import Divergence
 from sparrow.ops.reference.pages import DENSE
@@ -120,12 +120,7 @@ def test_gradients_are_those_of_differences_with_the_same_pages() -> None:
 @pytest.mark.parametrize(
     "flow", [None, fine_means(4), running_average(), replace(oracle, mass=0.7)]
 )
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_flex_attention_is_the_definition_with_its_gradients(model, flow, monkeypatch) -> None:
-    """Uncompiled it runs on a CPU too; its blocks must cover every pair that the mask leaves."""
-    from torch.nn.attention import flex_attention
-
-    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+def test_kernels_of_decoding_are_the_definition_with_its_gradients(model, flow) -> None:
     schedule = SCHEDULE
     if flow is not None:
         schedule = Schedule.fixed(64, last=1, flow=flow.name, flow_digest=flow.digest)
@@ -137,29 +132,18 @@ def test_flex_attention_is_the_definition_with_its_gradients(model, flow, monkey
         pack_samples(samples), schedule, rule, **sizes, dtype=torch.float32
     )
     assert isinstance(definition, PackedSparse)
-    flex = sparse_attention.FlexSparse.of(definition, definition)
+    kernels = KernelSparse.of(definition, definition)
     random, tokens = torch.Generator().manual_seed(0), sum(map(len, samples))
     shapes = [(tokens, heads, spec.head_size) for heads in (spec.heads, spec.kv_heads)]
     q, k, v, weight = (torch.randn(shapes[n], generator=random) for n in (0, 1, 1, 0))
     results = []
-    for attention in (definition, flex):
+    for attention in (definition, kernels, kernels):  # the last chooses no pages of its own
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         out = attention(1, *inputs, scale=0.2)
         results.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
-    for mine, theirs in zip(*results, strict=True):
+    for theirs, mine, again in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4)
-    size = len(flex.begins_S)
-    kept = torch.rand(size, spec.kv_heads, flex.pages, generator=random) < 0.2
-    kept[:, :, 0] = True
-    kept[:, :, :8] |= torch.arange(size)[:, None, None] >= size - 256  # a block of keys is full
-    mask = flex._mask(kept, spec.heads // spec.kv_heads)
-    places = torch.arange(size)
-    heads = torch.arange(spec.heads)[:, None, None]
-    allowed = mask.mask_mod(torch.tensor(0), heads, places[:, None], places[None])
-    block = sparse_attention.BLOCK
-    blocks = allowed.view(len(heads), -1, block, size // block, block)
-    assert torch.equal(blocks.any(0).any(3).any(1), mask.to_dense()[0, 0].bool())
-    assert mask.full_kv_num_blocks.sum() == 1
+        assert torch.equal(mine, again)
 
 
 @pytest.mark.parametrize("divergence", get_args(DivergenceKind))
