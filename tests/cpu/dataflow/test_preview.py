@@ -70,6 +70,19 @@ def test_a_reference_model_is_counted() -> None:
         assert after.seconds["log-probs"] == pytest.approx(2 * before.seconds["log-probs"])
 
 
+def test_distillation_takes_a_share_of_learning() -> None:
+    sparse = {"attention": {"schedule": "qwen3-1.7b-0.80"}}
+    distill = {"distill": {"rank": 16, "share": 0.5}}
+    plain, distilled = (preview(config(rollout=own)) for own in (sparse, sparse | distill))
+    assert "distillation" in said(distilled)
+    assert "distillation" not in said(plain)
+    for before, after in zip(plain.cases, distilled.cases, strict=True):
+        learning = before.seconds["log-probs"] + before.seconds["update"]
+        assert 0.3 * learning < after.seconds["distillation"] < 0.45 * learning
+        more = after.seconds["step"] - before.seconds["step"]
+        assert more == pytest.approx(after.seconds["distillation"])
+
+
 # Recipes.
 
 
