@@ -3,7 +3,7 @@
 small    small-rl offline under --schedule: divergences, ranks, targets, rates, the dense control
 smollm2  SmolLM2 on --ids (bench/text_windows.py): budgets x flows
 plan     calibrate small-rl with and without the adapter of `small`, and plan both
-gate     RL on small-rl: the gate lowers budgets with and without distillation
+gate     RL on small-rl: the gate lowers budgets, without and beginning with the adapter of `small`
 
 What a part made lies under --out/PART; what is done is not done again.
 """
@@ -95,7 +95,7 @@ def smollm2(args: argparse.Namespace, place: Path) -> None:
 
 
 def plan(args: argparse.Namespace, place: Path) -> None:
-    actor = args.out / "small" / "tv-refresh"
+    actor = args.out / "small" / "tv"
     model, length, prompts = ("tiny", 100, 8) if args.quick else ("small-rl", 4000, 64)
     budgets = (64, 96) if args.quick else (128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536)
     base = ["calibrate", model, "--task", "assignments", "--length", length, "-n", prompts]
@@ -115,16 +115,20 @@ def plan(args: argparse.Namespace, place: Path) -> None:
 
 
 def gate(args: argparse.Namespace, place: Path) -> None:
-    steps = 2 if args.quick else 60
+    steps = 2 if args.quick else 30
     recipe = "tiny" if args.quick else "small"
     base = ["train", recipe, f"--run.steps={steps}", "--gate.mode=act", "--gate.target=0.80"]
-    base += ["--validation.every=0", "--gate.lower=true", "--gate.sample=16"]
+    base += ["--validation.every=0", "--gate.lower=true", "--gate.sample=32", "--gate.slack=0.02"]
+    base += ["--gate.window=4", "--gate.patience=2"]
     if args.quick:
         base += ["--rollout.prompts=2", "--rollout.samples=4", "--rollout.max_tokens=200"]
     else:
         base += ["--schedule", args.schedule, "--rollout.prompts=16", "--optimiser.rate=3e-5"]
         base += ["--data.length=4000", "--rollout.max_tokens=3840", "--data.first=300000"]
-    arms = {"none": [], "distilled": ["--distill", 16, "--rollout.distill.rate=1e-3"]}
+        base += ["--rollout.max_prompt=1024", "--batch.compile=false"]
+    actor = args.out / "small" / "tv"
+    begun = [f"--rollout.distill.adapter={actor}", "--rollout.distill.rate=3e-4"]
+    arms = {"none": [], "distilled": begun}
     run_all(
         place, {n: [*base, *w, f"--run.out={place / n}"] for n, w in arms.items()}, args.parallel
     )
