@@ -55,7 +55,9 @@ LENGTHS = 6  # at which budgets are shown
 UTILISATION = 0.30
 """Model utilisation (MFU) of an update with recompute. Measured with Qwen3-1.7B on an H200: 0.336
 with four sequences of 4096 tokens, 0.279 with one of 32768 (bench/2026-11-15-train-h200.json)."""
-DISTILLATION = 0.75  # of log-probs and update, on every trajectory: 0.71 at 4K tokens, 0.81 at 16K
+DISTILLATION = {"old": 0.75, "new": 0.93}
+"""A step of it on every trajectory, as a share of log-probs and update, by its teacher: 0.71 and
+0.89 at 4K tokens, 0.81 and 0.97 at 16K (bench/2026-11-17-distill-cost-h200.jsonl)."""
 
 
 class TargetMachine(Record):
@@ -336,7 +338,7 @@ class _Planner:
         }
         distill = self.rollout.distill
         if distill.on and distill.every:
-            part = DISTILLATION * distill.share / distill.every
+            part = DISTILLATION[distill.teacher] * distill.share / distill.every
             parts["distillation"] = part * (forward + passes * forward)
         return {"step": sum(parts.values()), **parts, "dense rollout": rollout(None)}
 

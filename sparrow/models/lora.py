@@ -308,8 +308,9 @@ class Adapter:
         outputs = [module_sizes(self.spec)[module][1] for module in FUSED[name]]
         a_RI = torch.cat([pair.a_RI for pair in pairs if pair is not None])
         b_ER = self._blocks(pairs, outputs)
-        merged: Tensor = _MergedLinear.apply(x, linear.weight, linear.bias, a_RI, b_ER)
-        return merged
+        bias = None if linear.bias is None else linear.bias.detach()
+        projected: Tensor = _MergedLinear.apply(x, linear.weight.detach(), bias, a_RI, b_ER)
+        return projected
 
     def _blocks(self, pairs: Sequence[LoraPair | None], outputs: Sequence[int]) -> Tensor:
         """B of a projection's modules, scaled, each in its own rows and ranks; zeros elsewhere."""
@@ -347,7 +348,8 @@ class Adapter:
 class _MergedLinear(torch.autograd.Function):
     """x (W + B A)^T + bias: one product over all tokens, as in a `MergedDecoder`.
 
-    Gradients of A and B are made from their factors, never from that of the merged weight.
+    W and bias are frozen. Gradients of A and B are made from their factors, never from that of the
+    merged weight.
     """
 
     @staticmethod
@@ -361,14 +363,11 @@ class _MergedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, merged_EI, a_RI, b_ER = ctx.saved_tensors
-        wanted_x, wanted_weight, wanted_bias, wanted_a, wanted_b = ctx.needs_input_grad
-        return (
-            grad_TE @ merged_EI if wanted_x else None,
-            grad_TE.T @ x_TI if wanted_weight else None,
-            grad_TE.sum(0) if wanted_bias else None,
-            (grad_TE @ b_ER).T @ x_TI if wanted_a else None,
-            grad_TE.T @ (x_TI @ a_RI.T) if wanted_b else None,
-        )
+        wanted_x, _, _, wanted_a, wanted_b = ctx.needs_input_grad
+        grad_x = grad_TE @ merged_EI if wanted_x else None
+        grad_a = (grad_TE @ b_ER).T @ x_TI if wanted_a else None
+        grad_b = grad_TE.T @ (x_TI @ a_RI.T) if wanted_b else None
+        return grad_x, None, None, grad_a, grad_b
 
 
 class MergedDecoder:

@@ -55,10 +55,13 @@ def plan(head_size: int, itemsize: int) -> Plans:
 
 
 def supports(op: str, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *_: Any, **named: Any) -> bool:
-    """One dtype and head size that fit, and pages of a power of two that fill tiles."""
-    page = named["page"]
+    """One dtype and head size that fit, pages of a power of two that fill tiles, places that fit
+    32 bits.
+    """
+    page, furthest = named["page"], max(x.stride(0) for x in (q_THD, k_TGD, v_TGD))
     return (
-        supports_dtype(op, q_THD.dtype, q_THD.shape[2])
+        len(q_THD) * max(furthest, q_THD.shape[1] * q_THD.shape[2]) < 2**31
+        and supports_dtype(op, q_THD.dtype, q_THD.shape[2])
         and q_THD.shape[2] <= MOST_SIZE
         and q_THD.dtype == k_TGD.dtype == v_TGD.dtype
         and page.bit_count() == 1

@@ -16,6 +16,7 @@ from support.paging import attend, check_bits_of_decode, check_decode, check_ver
 
 from sparrow.ops import PageLists
 from sparrow.ops.kernels import attend_decode as decode
+from sparrow.ops.kernels import attend_kept
 from sparrow.ops.kernels import attend_prefill as prefill
 
 LENGTHS = [1, 16, 17, 0, 70]
@@ -159,3 +160,11 @@ def test_what_is_left_to_the_definition() -> None:
 )
 def test_kept_pages_with_gradients(sizes: dict) -> None:
     kernels.check_kept(sizes.pop("lengths"), **sizes)
+
+
+def test_places_beyond_32_bits_are_left_to_the_definition() -> None:
+    near, far = (
+        torch.empty_strided((40, 2, 32), (stride, 32, 1), device="meta") for stride in (64, 2**26)
+    )
+    assert attend_kept.supports("attend_kept", near, near, near, page=16)
+    assert not attend_kept.supports("attend_kept", near, near, far, page=16)
