@@ -64,6 +64,7 @@ from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_folder import TrainResult
 from sparrow.schema.sampling import Completion, Completions, SamplingParams
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.simulation import SimulateConfig, SimulateResult
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig
 from sparrow.schema.types import Progress, Report
@@ -283,6 +284,27 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
     if folder is not None:
         planning.write(planned, folder)
     return planned
+
+
+@configured(SimulateConfig)
+def simulate(config: SimulateConfig, *, report: Report = silent) -> SimulateResult:
+    """Simulate asynchronous training, to choose its workers and its staleness.
+
+    Workers answer prompts while a learner takes batches; the code that dispatches prompts and
+    counts what becomes of them is the real one, only clocks, engines and failures are simulated.
+    For each staleness: time of a step, idle shares, age of the tokens, and what was thrown away.
+    What learning makes of older tokens is not simulated.
+
+    For example:
+
+      sparrow simulate --workers 16 --tokens 14000 --learn-seconds 90
+      sparrow simulate --staleness 4 --workers 100 --failure-hours 8 --lose 0.33
+
+    Exit codes: 0 simulated, 2 invalid options.
+    """
+    from sparrow.dataflow.asynchronous.simulation import simulate as simulated
+
+    return simulated(config, report)
 
 
 def _hardware(config: PlanConfig) -> "Hardware":

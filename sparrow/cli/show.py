@@ -56,6 +56,7 @@ from sparrow.schema.doctor import Advice, Examination
 from sparrow.schema.evaluation import Estimate, EvalConfig, Evaluation, Outcome
 from sparrow.schema.flow import FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
 from sparrow.schema.serve import ServeConfig
+from sparrow.schema.simulation import SimulateConfig
 from sparrow.schema.surface import Surface
 
 Plots = Annotated[bool, "Also draw what is printed."]
@@ -166,6 +167,22 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
         _show_files(plan_tables(planned), "note:", planned.notes, files)
         note(hint)
     return None
+
+
+def simulate(config: SimulateConfig, *, json: AsJson = False) -> None:
+    with measuring() as say:
+        result = api.simulate(config, report=say)
+    columns = "staleness steps seconds_a_step speed_up learner_idle rollout_idle age oldest wasted"
+    table = figures(
+        result._title(),
+        result.rows,
+        f"{columns} dropped again",
+        caption="age: of used tokens in versions, mean; wasted: share of the generated tokens",
+        seconds_a_step=lambda run: round(run.seconds_per_step, 1),
+        age=lambda run: run.token_staleness,
+        dropped=lambda run: ", ".join(f"{n} {why}" for why, n in run.dropped.items()) or "none",
+    )
+    _show_result(result, [table, *result.advice], json)
 
 
 def _show_files(

@@ -40,7 +40,9 @@ PANELS = {
         *("fetch", "calibrate", "plan", "distill", "train", "eval"),
         *("report", "push"),
     ),
-    "Look closer": ("generate", "serve", "puzzle", "presets", "replay", "flow", "study", "bench"),
+    "Look closer": (
+        *("generate", "serve", "puzzle", "presets", "replay", "simulate", "flow", "study", "bench"),
+    ),
     "Make the shipped models": ("warmup",),
 }
 # Verbs of sparrow_recipes: the module that has a function of this name.
@@ -124,7 +126,7 @@ class Verbs(Mapping[str, Verb]):
 VERBS = Verbs(
     *("demo", show.doctor, show.fetch, show.calibrate, show.plan, show.distill),
     *(train, show.evaluate, show.report, push),
-    *(show.generate, show.serve, show.puzzle, show.presets, replay),
+    *(show.generate, show.serve, show.puzzle, show.presets, replay, show.simulate),
     *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts, "study"),
     *map(show.measured, ("bench_attention", "bench_decode", "bench_exact")),
     *map(show.measured, ("bench_rollout", "bench_train", "bench_trace")),

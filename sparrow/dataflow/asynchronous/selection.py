@@ -1,0 +1,170 @@
+"""Data algorithms at four points: which prompt, which group, in which order, in what mix.
+
+Each is a small object or function; `PROMPTS`, `GROUPS` and `ORDERS` have them by name, and one of
+your own can be passed instead. Rows are numbers of the data; the rewards of a group are those of
+its samples.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+ZERO_VARIANCE = 1e-6  # of rewards that count as equal
+
+
+# Which prompt.
+
+
+class PromptFilter(Protocol):
+    """Decides before the rollout whether a row is worth it; learns from what came out.
+
+    Its state is in checkpoints: numbers by name.
+    """
+
+    def admits(self, row: int, draw: float) -> bool:
+        """draw: a random number of this prompt, 0 to 1."""
+        ...
+
+    def observe(self, row: int, rewards: Sequence[float]) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class AllPrompts:
+    """Every prompt."""
+
+    def admits(self, _row: int, _draw: float) -> bool:
+        return True
+
+    def observe(self, row: int, rewards: Sequence[float]) -> None:
+        return None
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        return None
+
+
+@dataclass(kw_only=True)
+class DropSolved:
+    """Leave out rows whose mean reward, as a moving average over visits, exceeds a threshold."""
+
+    threshold: float = 0.95
+    decay: float = 0.5  # weight of the average so far
+    means: dict[int, float] = field(default_factory=dict)
+
+    def admits(self, row: int, _draw: float) -> bool:
+        return self.means.get(row, 0.0) <= self.threshold
+
+    def observe(self, row: int, rewards: Sequence[float]) -> None:
+        now = sum(rewards) / len(rewards)
+        before = self.means.get(row, now)
+        self.means[row] = self.decay * before + (1 - self.decay) * now
+
+    def state(self) -> dict[str, Any]:
+        return {"means": {str(row): mean for row, mean in self.means.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.means = {int(row): float(mean) for row, mean in state["means"].items()}
+
+
+@dataclass(kw_only=True)
+class Greso:
+    """Skip a row with probability 1 - p^z after z visits in a row whose rewards were all equal.
+
+    p differs between easy rows (all right) and hard ones, and moves by `step` after every visit:
+    down while a larger share of visits than its target comes out equal, up otherwise. After GRESO
+    (arXiv 2506.02177), with its targets.
+    """
+
+    easy_target: float = 0.083
+    hard_target: float = 0.167
+    step: float = 0.01
+    least: float = 0.05
+    most: float = 0.95
+    half: float = 0.5  # rewards above it count as right
+    memory: float = 0.99  # of the moving shares of equal visits
+    keep: dict[str, float] = field(default_factory=lambda: {"easy": 0.5, "hard": 0.5})
+    shares: dict[str, float] = field(default_factory=lambda: {"easy": 0.0, "hard": 0.0})
+    streaks: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+    def admits(self, row: int, draw: float) -> bool:
+        kind, equal = self.streaks.get(row, ("easy", 0))
+        return draw < self.keep[kind] ** equal
+
+    def observe(self, row: int, rewards: Sequence[float]) -> None:
+        kind = None
+        if not is_informative(rewards):
+            kind = "easy" if rewards[0] > self.half else "hard"
+            before, equal = self.streaks.get(row, (kind, 0))
+            self.streaks[row] = (kind, equal + 1 if before == kind else 1)
+        else:
+            self.streaks.pop(row, None)
+        targets = {"easy": self.easy_target, "hard": self.hard_target}
+        for name, target in targets.items():
+            self.shares[name] = self.memory * self.shares[name] + (1 - self.memory) * (kind == name)
+            change = -self.step if self.shares[name] > target else self.step
+            self.keep[name] = min(self.most, max(self.least, self.keep[name] + change))
+
+    def state(self) -> dict[str, Any]:
+        streaks = {str(row): list(streak) for row, streak in self.streaks.items()}
+        return {"keep": dict(self.keep), "shares": dict(self.shares), "streaks": streaks}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.keep, self.shares = dict(state["keep"]), dict(state["shares"])
+        self.streaks = {int(row): (kind, n) for row, (kind, n) in state["streaks"].items()}
+
+
+PROMPTS: dict[str, Callable[[], PromptFilter]] = {
+    "all": AllPrompts,
+    "drop_solved": DropSolved,
+    "greso": Greso,
+}
+
+
+# Which group.
+
+GroupFilter = Callable[[Sequence[float]], bool]
+"""Whether a group with these rewards is learnt from."""
+
+
+def every_group(_rewards: Sequence[float]) -> bool:
+    return True
+
+
+def is_informative(rewards: Sequence[float]) -> bool:
+    """Whether rewards differ: otherwise every advantage is 0."""
+    return bool(rewards) and max(rewards) - min(rewards) > ZERO_VARIANCE
+
+
+GROUPS: dict[str, GroupFilter] = {"all": every_group, "informative": is_informative}
+
+
+# In which order.
+
+
+class Waiting(NamedTuple):
+    """A group in the buffer, as its order sees it."""
+
+    arrival: int
+    oldest: int  # version of its oldest token
+    position: int
+
+
+Order = Callable[[Waiting], Any]
+"""A sort key: the smallest are taken first."""
+
+
+def fifo(group: Waiting) -> int:
+    return group.arrival
+
+
+def earliest_deadline(group: Waiting) -> tuple[int, int]:
+    """The group whose oldest tokens are the oldest has to be used first."""
+    return group.oldest, group.position
+
+
+ORDERS: dict[str, Order] = {"fifo": fifo, "earliest_deadline": earliest_deadline}
