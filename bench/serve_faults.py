@@ -3,6 +3,7 @@
     PYTHONPATH=.:tests python bench/serve_faults.py --requests 10000
 
 After every wave no sample may be in flight and no page lost; every error is an error object.
+Last, a server that is killed under load and started again, with clients that retry.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import random
 import time
 
 from support.http_faults import disconnect, send_malformed
+from support.killing import kill_under_load
 from support.serving import serving
 
 
@@ -18,6 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--wave", type=int, default=500)
+    parser.add_argument("--kills", type=int, default=3)
     args = parser.parse_args()
     total: dict[int, int] = {}
     begun, left = time.monotonic(), args.requests
@@ -33,6 +36,8 @@ def main() -> None:
                 total[status] = total.get(status, 0) + count
             print(f"wave {wave}: {found}, {broken} left early", flush=True)
     print(json.dumps({"seconds": round(time.monotonic() - begun, 1), "answers": total}))
+    if args.kills:
+        print(json.dumps({"kills": args.kills, "ends": dict(kill_under_load(args.kills))}))
 
 
 if __name__ == "__main__":

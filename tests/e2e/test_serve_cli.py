@@ -11,6 +11,7 @@ from subprocess import Popen
 import httpx2
 import pytest
 from support import cli
+from support.killing import kill_under_load
 from support.waiting import start
 
 PROMPT = "assignments mod 97 : x227 = 31 ; x83 = x64 - x227 ; x64 = 60 ; find x83 <think>"
@@ -62,3 +63,11 @@ def test_mistakes_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
             (("--port", str(port)), "use"),
         ):
             assert reason in cli.refused("serve", "tiny", *words)
+
+
+@pytest.mark.slow
+def test_clients_outlive_a_server_that_is_killed() -> None:
+    """Under load; its engine is in order after the restart. Those that retry see no error."""
+    counts = kill_under_load(1)
+    assert counts["client without retries: ClientError"]
+    assert not counts["client: ClientError"]
