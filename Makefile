@@ -45,9 +45,9 @@ test-browser: $(STAMP)  ## the report in a real browser, headless (wants Chromiu
 	@$(BIN)/python tests/support/chromium.py
 	SPARROW_BROWSER=1 $(BIN)/python -m pytest --timeout=300 tests/browser
 
-# Some clients need openai 2 and others 3: two environments, apart from this project's. No torch.
+# Some clients need openai 2 and others 3: environments of their own, without torch.
 CLIENTS := .venv-clients
-CLIENT_KINDS := openai-2 openai-3
+CLIENT_KINDS := openai-2 openai-3 schemathesis
 
 $(CLIENTS)/.installed: $(CLIENT_KINDS:%=tests/clients/%.txt)
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
@@ -58,7 +58,7 @@ $(CLIENTS)/.installed: $(CLIENT_KINDS:%=tests/clients/%.txt)
 	done
 	@touch $@
 
-test-clients: $(STAMP) $(CLIENTS)/.installed  ## the server with openai, litellm, openai-agents, inspect-ai, lm-eval
+test-clients: $(STAMP) $(CLIENTS)/.installed  ## the server with openai, litellm, openai-agents, inspect-ai, lm-eval, schemathesis
 	SPARROW_CLIENTS=$(abspath $(CLIENTS)) $(BIN)/python -m pytest --timeout=900 tests/clients
 
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy (of tests: calls and names that do not exist)

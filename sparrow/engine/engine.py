@@ -181,7 +181,7 @@ class Engine:
         if speculative is not None and schedule is None:
             raise ValueError("speculative: drafts need a schedule, such as Schedule.fixed(512)")
         if speculative is not None:
-            self._check_drafts(schedule, speculative)
+            self.check_drafts(schedule, speculative)
         self._check_name(adapter)
         adapter = self._adapter_under(schedule, adapter)
         decode = None
@@ -207,7 +207,7 @@ class Engine:
         self.loop.add(request)
         return request.id
 
-    def _check_drafts(self, schedule: Schedule | None, speculative: SpeculativeParams) -> None:
+    def check_drafts(self, schedule: Schedule | None, speculative: SpeculativeParams) -> None:
         """Refuse drafts that this engine, or the rule of their schedule, cannot make."""
         if self.rule is None:
             raise ValueError("speculative: this engine is dense only (rule=None)")
@@ -309,7 +309,7 @@ class Engine:
         chosen = [request for request in requests if which in (request.id, request.schedule)]
         for request in chosen:
             if request.speculative is not None:
-                self._check_drafts(schedule, request.speculative)
+                self.check_drafts(schedule, request.speculative)
             self._adapter_under(schedule, request.adapter)
         slot = self._schedule_slot(schedule, [other for other in requests if other not in chosen])
         for request in chosen:

@@ -119,13 +119,9 @@ class Request:
         for token in prompt:
             if not isinstance(token, int | np.integer) or not 0 <= token < most:
                 raise ValueError(f"prompt token {token!r} is not a whole number in 0..{most - 1}")
-        if max(params.stop_token_ids, default=0) >= most:
-            raise ValueError(f"stop_token_ids {params.stop_token_ids} are not all in 0..{most - 1}")
         if len(prompt) + params.max_tokens > room:
             need = f"{len(prompt)} prompt tokens and max_tokens={params.max_tokens}"
             raise ValueError(f"{need} exceed the context of {room} tokens")
-        if params.min_tokens and len(self.stop_ids) > STOPS:
-            raise ValueError(f"{len(self.stop_ids)} stop ids with min_tokens, at most {STOPS}")
         if self.options.top_logprobs > most:
             raise ValueError(f"top_logprobs={self.options.top_logprobs}, the vocabulary has {most}")
         if self.options.training:
@@ -373,9 +369,14 @@ def sample_seeds(params: SamplingParams) -> list[int]:
 
 
 def stop_ids(spec: ModelSpec, params: SamplingParams) -> frozenset[int]:
-    """The tokens that end an answer."""
-    stops = frozenset(params.stop_token_ids)
-    return stops if params.ignore_eos else stops | frozenset(spec.eos_ids)
+    """The tokens that end an answer; ValueError if the model or the sampler cannot have them."""
+    stops, most = frozenset(params.stop_token_ids), spec.vocabulary
+    if max(stops, default=0) >= most:
+        raise ValueError(f"stop_token_ids: {max(stops)} is not in 0..{most - 1}")
+    stops = stops if params.ignore_eos else stops | frozenset(spec.eos_ids)
+    if params.min_tokens and len(stops) > STOPS:
+        raise ValueError(f"{len(stops)} stop ids with min_tokens, at most {STOPS}")
+    return stops
 
 
 def pages_for(tokens: int, page: int) -> int:

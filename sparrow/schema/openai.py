@@ -292,8 +292,17 @@ Object = dict[str, Any]
 Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 SignedSeed = Annotated[Integer, AfterValidator(lambda seed: seed % 2**63)]
 RequestTemperature = Annotated[float, AfterValidator(_temperature)]
-Stops = Annotated[tuple[str, ...], BeforeValidator(_stops)]
-Prompts = Annotated[tuple[str, ...] | tuple[tuple[int, ...], ...], BeforeValidator(_prompts)]
+StopTexts = Annotated[tuple[NonEmpty, ...], Field(max_length=MOST_STOPS)]
+Stops = Annotated[
+    tuple[str, ...], BeforeValidator(_stops, json_schema_input_type=NonEmpty | StopTexts)
+]
+Tokens = Annotated[tuple[Int31, ...], Field(min_length=1)]
+Texts = Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
+PromptForms = NonEmpty | Tokens | Texts | Annotated[tuple[Tokens, ...], Field(min_length=1)]
+Prompts = Annotated[
+    tuple[str, ...] | tuple[tuple[int, ...], ...],
+    BeforeValidator(_prompts, json_schema_input_type=PromptForms),
+]
 Scalar = Annotated[bool | int | float | str, BeforeValidator(_scalar)]
 
 
@@ -375,9 +384,10 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"] = key(
         ..., "`system`, `developer` (the same), `user`, `assistant` or `tool`"
     )
-    content: Annotated[tuple[TextPart, ...] | None, BeforeValidator(_parts)] = key(
-        None, "text or text parts; assistant messages with calls or reasoning need none"
-    )
+    content: Annotated[
+        tuple[TextPart, ...] | None,
+        BeforeValidator(_parts, json_schema_input_type=str | tuple[TextPart, ...] | None),
+    ] = key(None, "text or text parts; assistant messages with calls or reasoning need none")
     name: str | None = key(None, "for chat templates that read it")
     tool_calls: tuple[ToolCall, ...] = key((), "of assistant messages")
     tool_call_id: str | None = key(None, "of tool messages, required")

@@ -9,11 +9,10 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -29,12 +28,12 @@ from sparrow.schema.openai import (
 )
 from sparrow.serve import responses
 from sparrow.serve.answers import Answers, ChatAnswers, TextAnswers
+from sparrow.serve.openapi import OPEN_ROUTES, describe
 from sparrow.serve.responses import Json
 from sparrow.serve.sampling import Failed, Overloaded
 from sparrow.serve.service import Service
 
 LOG = logging.getLogger("sparrow.serve")
-OPEN_ROUTES = ("/health", "/ready")  # without a key
 MIB = 2**20
 RETRY_AFTER = 1  # seconds
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
@@ -73,7 +72,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_exception_handler(HttpError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     _add_routes(app, service)
-    app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
+    app.openapi = cache(partial(describe, app, service))  # type: ignore[method-assign]
     return app
 
 
@@ -101,15 +100,15 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         _check_model(service, name)
         return _model(service)
 
-    @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
+    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await _answer(service, request, CompletionRequest)
 
-    @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
+    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await _answer(service, request, ChatRequest)
 
-    @app.post("/v1/responses")
+    @app.post("/v1/responses", include_in_schema=False)
     async def unsupported() -> Response:
         text = "/v1/responses is not supported, use /v1/chat/completions."
         return _error(400, text, "unsupported_endpoint")
@@ -133,25 +132,6 @@ def _check_model(service: Service, name: str) -> None:
     if name != service.name:
         text = f"The model {name!r:.80} does not exist; this server has {service.name!r}."
         raise HttpError(404, text, "model_not_found", "model")
-
-
-def _body(kind: type[GenerationRequest]) -> Json:
-    """The body of a route for OpenAPI."""
-    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _openapi(app: FastAPI) -> Json:
-    """The description of the routes, with the bodies that they read themselves."""
-    if app.openapi_schema is None:
-        made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schemas = made.setdefault("components", {}).setdefault("schemas", {})
-        for kind in (CompletionRequest, ChatRequest):
-            schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-            schemas |= schema.pop("$defs", {})
-            schemas[kind.__name__] = schema
-        app.openapi_schema = made
-    return app.openapi_schema
 
 
 # Requests.

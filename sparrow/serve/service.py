@@ -15,6 +15,7 @@ from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.engine import Engine
 from sparrow.engine.language import Language
 from sparrow.engine.pool import PAGE
+from sparrow.engine.requests import stop_ids
 from sparrow.schema.common import ChatConfig
 from sparrow.schema.openai import (
     ChatRequest,
@@ -105,7 +106,7 @@ class Service:
         try:
             rule.check(schedule, page=PAGE, family=self.engine.model.spec.family)
             if exact:
-                rule.check_drafts(speculative.draft_tokens, PAGE)
+                self.engine.check_drafts(schedule, speculative)
         except ValueError as error:
             raise RequestError(f"{error}.", "sparrow", "unsupported_value") from error
         return ResolvedDecoding(schedule, rule.flow, speculative if exact else None)
@@ -186,7 +187,12 @@ class Service:
             )
         if ids and max(ids) >= most:
             raise RequestError(f"'{param}' has token {max(ids)}, the vocabulary is {most}.", param)
-        return EncodedPrompt(ids, request.sampling(room))
+        params = request.sampling(room)
+        try:
+            stop_ids(self.engine.model.spec, params)
+        except ValueError as error:
+            raise RequestError(f"{error}.", "sparrow.stop_token_ids") from error
+        return EncodedPrompt(ids, params)
 
     # Answers.
 

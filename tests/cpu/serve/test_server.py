@@ -161,6 +161,12 @@ def test_hidden_states_come_as_numbers(running: Running, client: openai.OpenAI) 
         (400, "sparrow.schedule", {"sparrow": {"schedule": "/etc/passwd"}}),
         (400, "sparrow", {"sparrow": {"schedule": "qwen3-1.7b-0.86"}}),
         (400, "sparrow.budget", {"sparrow": {"decoding": "dense", "budget": 64}}),
+        (400, "sparrow.stop_token_ids", {"sparrow": {"stop_token_ids": [512]}}),
+        (
+            400,
+            "sparrow.stop_token_ids",
+            {"sparrow": {"stop_token_ids": [*range(40)], "min_tokens": 1}},
+        ),
         (404, "model", {"model": "another"}),
     ],
 )
