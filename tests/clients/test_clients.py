@@ -36,10 +36,13 @@ doc_to_target: "{{choices[answer]}}"
 generation_kwargs: {until: ["."], max_gen_toks: 8, do_sample: false, temperature: 0.0}
 metric_list: [{metric: exact_match}]
 """
-# SmolLM2's own template has no tools; this one says them before the chat, as Hermes does.
+# SmolLM2's own template has no tools; this one says them before the chat and writes calls in
+# messages, as Hermes does.
 TOOLS = (
     "{% if tools %}<|im_start|>system\nYou may call these functions, each call between <tool_call>"
     "and </tool_call>: {{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% macro calls(message) %}{% for call in message.tool_calls or [] %}<tool_call>\n"
+    "{{ call.function | tojson }}\n</tool_call>{% endfor %}{% endmacro %}"
 )
 
 
@@ -61,7 +64,9 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("SHA256SUMS"))
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text())
-    settings["chat_template"] = TOOLS + settings["chat_template"]
+    content = "message['content']"
+    template = settings["chat_template"].replace(content, f"{content} + calls(message)")
+    settings["chat_template"] = TOOLS + template
     file.write_text(json.dumps(settings))
     with started(folder, "--name", "smollm2") as url:
         yield Server(url, "smollm2", folder)
@@ -79,6 +84,7 @@ def test_openai(tiny: Server, smollm2: Server, environment: str, tmp_path: Path)
     made = run_program(interpreter(environment), *words, needs="openai", folder=tmp_path)
     assert made["version"].split(".")[0] == environment[-1]
     assert "Paris" in made["said"]
+    assert all("rain" in text for text in made["after_tools"])
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import openai
 KEY, TINY, PUZZLES, SMOLLM2, CHAT = sys.argv[1:]
 PROMPT = "assignments mod 97 : x227 = 31 ; x83 = x64 - x227 ; x64 = 60 ; find x83 <think>"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+CITY = {"city": {"type": "string"}}
 TOOL = {
     "type": "function",
-    "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}},
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": CITY}},
 }
 
 
@@ -102,6 +103,52 @@ def check_chat(client: openai.OpenAI) -> str:
     return text
 
 
+def weather(city: str) -> str:
+    return {"Rome": "sunny, 24 degrees", "Paris": "rain, 11 degrees"}[city]
+
+
+def without_additions(message: Any) -> dict[str, Any]:
+    """A message without what the package adds to that of a stream: `parsed`, `index`."""
+    calls = [
+        call.to_dict() | {"function": call.function.model_dump(include={"name", "arguments"})}
+        for call in message.tool_calls or ()
+    ]
+    for call in calls:
+        call.pop("index", None)
+    return {"role": "assistant", "content": message.content, "tool_calls": calls}
+
+
+def use_tool(client: openai.OpenAI, *, stream: bool) -> str:
+    """Answer with the tool's results until the model makes no more calls; return what it says.
+
+    The model sees a round of another question first: without one, SmolLM2 makes no call.
+    """
+    function = {"name": "weather", "arguments": json.dumps({"city": "Rome"})}
+    call = {"id": "call_0", "type": "function", "function": function}
+    messages: list[Any] = [
+        {"role": "user", "content": "What is the weather in Rome?"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_0", "content": weather("Rome")},
+        {"role": "assistant", "content": f"The weather in Rome: {weather('Rome')}."},
+        {"role": "user", "content": "What is the weather in Paris?"},
+    ]
+    for turn in range(2):
+        given = {"model": CHAT, "messages": messages, "tools": [TOOL], "temperature": 0}
+        if stream:
+            with client.chat.completions.stream(**given, max_completion_tokens=48) as events:
+                (choice,) = events.get_final_completion().choices
+        else:
+            (choice,) = client.chat.completions.create(**given, max_completion_tokens=48).choices
+        assert choice.finish_reason == ("stop" if turn else "tool_calls"), choice
+        calls = choice.message.tool_calls or []
+        assert len(calls) == 1 - turn
+        messages.append(without_additions(choice.message) if stream else choice.message)
+        for called in calls:
+            said = weather(**json.loads(called.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": called.id, "content": said})
+    return str(choice.message.content)
+
+
 async def check_async(text: str) -> None:
     async with openai.AsyncOpenAI(base_url=SMOLLM2, api_key=KEY, max_retries=0) as client:
         create = client.chat.completions.create
@@ -113,6 +160,8 @@ async def check_async(text: str) -> None:
 puzzles = openai.OpenAI(base_url=TINY, api_key=KEY, max_retries=0)
 check_completions(puzzles)
 check_errors(puzzles)
-said = check_chat(openai.OpenAI(base_url=SMOLLM2, api_key=KEY, max_retries=0))
+chats = openai.OpenAI(base_url=SMOLLM2, api_key=KEY, max_retries=0)
+said = check_chat(chats)
 asyncio.run(check_async(said))
-print(json.dumps({"version": openai.__version__, "said": said}))
+after_tools = [use_tool(chats, stream=stream) for stream in (False, True)]
+print(json.dumps({"version": openai.__version__, "said": said, "after_tools": after_tools}))
