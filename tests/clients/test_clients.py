@@ -91,7 +91,7 @@ def test_openai(tiny: Server, smollm2: Server, environment: str, tmp_path: Path)
     ("environment", "module", "program", "expected"),
     [
         ("openai-2", "litellm", "litellm_client.py", "Paris"),
-        ("openai-2", "agents", "agents_client.py", ""),
+        ("openai-2", "agents", "agents_client.py", "raining"),
         ("openai-3", "inspect_ai", "inspect_client.py", "Paris"),
     ],
 )

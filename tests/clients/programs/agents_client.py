@@ -10,12 +10,20 @@ import openai
 from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool
 
 KEY, URL, MODEL = sys.argv[1:]
-QUESTION = "What is the weather in Paris?"
+# With a round of another question before it: without one, SmolLM2 makes no call.
+CALL = {"call_id": "call_0", "name": "weather", "arguments": '{"city": "Rome"}'}
+QUESTION: Any = [
+    {"role": "user", "content": "What is the weather in Rome?"},
+    {"type": "function_call", **CALL},
+    {"type": "function_call_output", "call_id": "call_0", "output": "It is sunny in Rome."},
+    {"role": "assistant", "content": "It is sunny in Rome."},
+    {"role": "user", "content": "What is the weather in Paris?"},
+]
 
 
 def weather(city: str) -> str:
     """Say what the weather is like."""
-    return f"It is sunny in {city}."
+    return f"It is raining in {city}."
 
 
 def agent(*, strict: bool) -> Any:
@@ -25,7 +33,7 @@ def agent(*, strict: bool) -> Any:
         instructions="Be brief.",
         model=OpenAIChatCompletionsModel(model=MODEL, openai_client=client),
         tools=[function_tool(weather, strict_mode=strict)],
-        model_settings=ModelSettings(max_tokens=24, temperature=0),
+        model_settings=ModelSettings(max_tokens=48, temperature=0),
     )
 
 
@@ -43,8 +51,8 @@ async def main() -> dict[str, Any]:
         assert error.param == "tools[0].function.strict"
     else:
         raise AssertionError("a strict tool was not refused")
-    calls = sum(item.type == "tool_call_item" for item in whole.new_items)
-    return {"said": whole.final_output, "calls": calls}
+    assert sum(item.type == "tool_call_item" for item in whole.new_items) == 1
+    return {"said": whole.final_output}
 
 
 made = asyncio.run(main())
