@@ -43,6 +43,10 @@ def _ref(name: str) -> Json:
     return {"$ref": f"{SCHEMAS}{name}"}
 
 
+def _json(name: str) -> Json:
+    return {"application/json": {"schema": _ref(name)}}
+
+
 def _answer(kind: str, **part: Json) -> Json:
     choice = _object(index=INTEGER, **part, logprobs=OPTIONAL_OBJECT, finish_reason=TEXT)
     about = {"id": TEXT, "object": _const(kind), "created": INTEGER, "model": TEXT}
@@ -63,13 +67,13 @@ ANSWERS: Json = {
     "Status": _object(status=TEXT),
 }
 CONTENT: dict[str, Json] = {
-    "/health": {"application/json": {"schema": _ref("Status")}},
-    "/ready": {"application/json": {"schema": _ref("Status")}},
+    "/health": _json("Status"),
+    "/ready": _json("Status"),
     "/metrics": {"text/plain": {"schema": TEXT}},
-    "/v1/models": {"application/json": {"schema": _ref("Models")}},
-    "/v1/models/{name}": {"application/json": {"schema": _ref("Model")}},
-    "/v1/completions": {"application/json": {"schema": _ref("Completion")}} | STREAM,
-    "/v1/chat/completions": {"application/json": {"schema": _ref("ChatCompletion")}} | STREAM,
+    "/v1/models": _json("Models"),
+    "/v1/models/{name}": _json("Model"),
+    "/v1/completions": _json("Completion") | STREAM,
+    "/v1/chat/completions": _json("ChatCompletion") | STREAM,
 }
 GIVEN, NULL, EMPTY = {"type": ["string", "array"]}, {"type": "null"}, {"maxItems": 0}
 NO_CALLS: Json = {"tool_calls": EMPTY, "reasoning_content": NULL}
@@ -95,8 +99,8 @@ def describe(app: FastAPI, service: Service) -> Json:
         schemas |= schema.pop("$defs", {})
         schema["properties"]["model"]["enum"] = [service.name]
         schemas[kind.__name__] = schema
-        content = {"application/json": {"schema": _ref(kind.__name__)}}
-        made["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+        body = {"required": True, "content": _json(kind.__name__)}
+        made["paths"][path]["post"]["requestBody"] = body
     schemas["Message"]["anyOf"] = [
         {"properties": {"role": role} | required | others, "required": list(required)}
         for role, required, others in MESSAGES
@@ -114,8 +118,8 @@ def describe(app: FastAPI, service: Service) -> Json:
 
 
 def _responses(path: str, *, key: bool) -> dict[str, Any]:
-    error = {"application/json": {"schema": _ref("Error")}}
     unauthorised = (401,) if key and path not in OPEN_ROUTES else ()
     statuses = (*ERRORS.get(path, ()), *unauthorised, 500)
-    errors = {str(status): {"description": "An error.", "content": error} for status in statuses}
-    return {"200": {"description": "The answer.", "content": CONTENT[path]}, **errors}
+    error = {"description": "An error.", "content": _json("Error")}
+    answer = {"description": "The answer.", "content": CONTENT[path]}
+    return {"200": answer, **{str(status): error for status in statuses}}
