@@ -44,7 +44,7 @@ class Folded:
 
 
 def prompts(args: argparse.Namespace) -> list[list[int]]:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(args.round)
     return [rng.integers(2, args.vocabulary, args.prompt).tolist() for _ in range(args.requests)]
 
 
@@ -57,7 +57,7 @@ async def client(args: argparse.Namespace) -> dict[str, Any]:
         nonlocal tokens
         await asyncio.sleep(number / args.rate if args.rate else 0)
         body = {"model": "bench", "prompt": prompt, "max_tokens": args.tokens, "seed": number}
-        body |= {"stream": args.stream, "sparrow": {"ignore_eos": True}}
+        body |= {"stream": args.stream, **args.options}
         sent = time.monotonic()
         if not args.stream:
             response = await http.post(f"{args.client}/completions", json=body)
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--stream", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--vocabulary", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.options, args.round = {"sparrow": {"ignore_eos": True}}, 0
     if args.client:
         args.requests = args.requests[0]
         print(json.dumps(asyncio.run(client(args))))
