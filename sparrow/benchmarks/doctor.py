@@ -222,6 +222,7 @@ OPTIONAL = (
     Package("math-verify", "0.8", "judging answers in mathematics", "math"),
     Package("pyarrow", "18", "rows from .parquet files", "parquet"),
     Package("reasoning-gym", "0.1.25", "tasks gym/NAME", "gym"),
+    Package("h11", "0.14", "sparrow serve", "serve"),
     Package("fastapi", "0.115", "sparrow serve", "serve"),
     Package("uvicorn", "0.34", "sparrow serve", "serve"),
     Package("prometheus-client", "0.21", "sparrow serve", "serve"),

@@ -1,11 +1,14 @@
 """`sparrow serve`: load a model and listen."""
 
+import json
 import logging
 import socket
 from collections.abc import Callable
 from dataclasses import replace
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sparrow.engine.answer import DENSE, ResolvedDecoding, resolve_decoding
 from sparrow.engine.engine import Engine, describe_model
@@ -16,11 +19,28 @@ from sparrow.models.actor import load_actor
 from sparrow.schema.common import DecodingConfig
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.serve import ServeConfig
-from sparrow.serve.app import make_app
+from sparrow.serve import responses
+from sparrow.serve.app import INVALID, make_app
 from sparrow.serve.service import Service
 from sparrow.sparse.rule import Rule
 
 GIB = 2**30
+
+
+class _HttpProtocol(H11Protocol):
+    """uvicorn's protocol, with an error object also where a request is no HTTP."""
+
+    def send_400_response(self, msg: str) -> None:
+        body = json.dumps(responses.error(msg, INVALID)).encode()
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        answer = h11.Response(status_code=400, headers=headers)
+        for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
 
 def open_service(config: ServeConfig, report: Callable[[str], None]) -> Service:
@@ -69,6 +89,7 @@ def serve(config: ServeConfig, report: Callable[[str], None]) -> None:
         report(f"http://{host}:{port}/v1 {key}; Ctrl-C or SIGTERM ends it")
         settings = uvicorn.Config(
             make_app(service),
+            http=_HttpProtocol,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=int(config.drain),

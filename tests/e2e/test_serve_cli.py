@@ -34,6 +34,7 @@ def server(tmp_path: Path) -> Iterator[tuple[Popen[str], str]]:
 
 def test_a_running_answer_ends_after_sigterm(server: tuple[Popen[str], str]) -> None:
     process, url = server
+    check_no_http(httpx2.URL(url).port)
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 300, "stream": True}
     body |= {"sparrow": {"ignore_eos": True, "return_token_ids": True}}
     with httpx2.stream("POST", f"{url}/completions", json=body, timeout=60) as response:
@@ -48,6 +49,17 @@ def test_a_running_answer_ends_after_sigterm(server: tuple[Popen[str], str]) -> 
     assert process.wait(60) in (0, -signal.SIGTERM)
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(f"{url}/models")
+
+
+def check_no_http(port: int | None) -> None:
+    """What is no HTTP gets an error object, and the server goes on."""
+    for junk in (b"\x00\xff\x01\r\n\r\n", b"GET /\tx y z\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", port or 0), timeout=30) as client:
+            client.sendall(junk)
+            answer = b"".join(iter(lambda: client.recv(4096), b""))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400")
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
 def test_mistakes_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
