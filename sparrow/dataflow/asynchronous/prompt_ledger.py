@@ -11,12 +11,11 @@ again, and so are those of steps behind the checkpoint from which a run resumes.
 
 import heapq
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-LEDGER = "prompts.sqlite"
 End = Literal["used", "dropped", "returned"]
 
 _TABLES = """
@@ -260,10 +259,3 @@ _PROBLEMS = {
     "replays before the first use": "SELECT later.lease FROM uses AS later JOIN uses AS first "
     "USING (lease) WHERE later.replayed AND NOT first.replayed AND later.step <= first.step",
 }
-
-
-def describe_counts(counts: Sequence[LeaseCount]) -> str:
-    """Counts in one line, for messages."""
-    return ", ".join(
-        f"{n} {end} ({reason})" if reason else f"{n} {end}" for end, reason, n in counts
-    )
