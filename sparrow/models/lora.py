@@ -264,7 +264,14 @@ class Adapter:
                 spec, tensors, alpha=alpha, rslora=rslora, dtype=dtype, device=device
             )
             _check_config_fits(config, {place: pair.rank for place, pair in adapter.pairs.items()})
+            adapter.check_finite()
         return adapter
+
+    def check_finite(self) -> None:
+        """Raise a ValueError that names a tensor with numbers that are not finite."""
+        for name, tensor in self.tensors().items():
+            if not tensor.isfinite().all():
+                raise ValueError(f"tensor {name} holds numbers that are not finite")
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write PEFT's two files and their digests into a folder, over those of an earlier save."""
@@ -511,9 +518,7 @@ class AdapterBank:
             raise ValueError("the adapter was made for another model spec than the bank's")
         if adapter.rank > self.max_rank:
             raise ValueError(f"rank {adapter.rank} exceeds the bank's max_rank {self.max_rank}")
-        for tensor_name, tensor in adapter.tensors().items():
-            if not tensor.isfinite().all():
-                raise ValueError(f"tensor {tensor_name} holds numbers that are not finite")
+        adapter.check_finite()
         free = set(range(1, self.capacity + 1)) - self._held
         if name not in self._slots and not free:
             raise ValueError(

@@ -273,6 +273,14 @@ WRONG_KEYS: list[tuple[str, Any]] = [
 ]
 
 
+def test_a_folder_with_nan_is_refused_by_name(spec: ModelSpec, tmp_path: Path) -> None:
+    adapter = Adapter.random(spec, 4)
+    next(iter(adapter.tensors().values()))[0, 0] = torch.nan
+    adapter.save(tmp_path / "broken")
+    with pytest.raises(ValueError, match=r"broken.*not finite"):
+        Adapter.load(tmp_path / "broken", spec, dtype=torch.float32, device="cpu")
+
+
 def test_what_is_not_plain_lora_is_refused(spec: ModelSpec, tmp_path: Path) -> None:
     """By key, or by file where one cannot be read; settings that change nothing are accepted."""
     folder = Adapter.random(spec, 4, modules=["q_proj"]).save(tmp_path)
