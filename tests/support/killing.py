@@ -3,6 +3,7 @@
 Run as a program it is `sparrow`, and checks the engine of the server after SIGTERM.
 """
 
+import os
 import random
 import re
 import signal
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -28,6 +30,7 @@ from sparrow.schema.sampling import SamplingParams
 from support.clients import wait_until_ready
 from support.http_faults import PROMPT
 
+TESTS = Path(__file__).parents[1]
 TOKENS = 96
 LONGEST = 180.0  # seconds until every client has ended
 Ask = Callable[[str, int], Any]  # address and seed to tokens or a text
@@ -47,7 +50,9 @@ class ServerProcess:
     def start(self) -> None:
         words = ["serve", "tiny", "--port", str(self.port), "--device", "cpu", "--kv-gib", "0.2"]
         words += ["--max-running", "8", "--max-waiting", "8"]
-        self.process = subprocess.Popen([sys.executable, __file__, *words])
+        paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"PYTHONPATH": paths}
+        self.process = subprocess.Popen([sys.executable, __file__, *words], env=environment)
         wait_until_ready(self.root, self.process)
 
     def kill(self) -> None:
