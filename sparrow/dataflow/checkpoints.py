@@ -198,7 +198,7 @@ class Checkpoints:
         if _meta(place, step).identity != _digest(identity):
             raise ValueError(
                 f"{place} belongs to another configuration; restore that one, give this run "
-                f"another output directory, or remove {self.folder} to start again"
+                f"another directory (run.out), or remove {self.folder} to start again"
             )
 
     def _remove_old(self) -> None:
