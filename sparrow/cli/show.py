@@ -174,7 +174,7 @@ def simulate(config: SimulateConfig, *, json: AsJson = False) -> None:
         result = api.simulate(config, report=say)
     columns = "staleness steps seconds_a_step speed_up learner_idle rollout_idle age oldest wasted"
     table = figures(
-        result._title(),
+        f"{result.workers} workers, {result.hours:g} simulated hours",
         result.rows,
         f"{columns} dropped again",
         caption="age: of used tokens in versions, mean; wasted: share of the generated tokens",

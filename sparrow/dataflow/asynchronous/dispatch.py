@@ -1,6 +1,6 @@
 """Dispatch: which prompt starts when, and which groups are a batch. No clocks, no threads, no I/O.
 
-The asynchronous loop and the simulator drive the same object. `staleness` bounds the versions
+The simulator drives it; so will the asynchronous loop, which is not built. `staleness` bounds the versions
 between a token and the update that uses it. **Admission**: a prompt starts only if, with what is
 under way and buffered before it, its group is expected to be used within that bound, so generation
 waits instead of being thrown away. With staleness 0 this is the synchronous loop: a batch of
@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sparrow.dataflow.asynchronous.prompt_ledger import Lease, PromptLedger
 from sparrow.dataflow.asynchronous.selection import (
@@ -23,22 +23,21 @@ from sparrow.dataflow.asynchronous.selection import (
     earliest_deadline,
     every_group,
 )
+from sparrow.schema.simulation import LateChoice
 
 G = TypeVar("G")
-Late = Literal["wait", "abort"]
 MEMORY = 0.95  # of the moving share of groups that are kept
 MOST_SKIPPED = 10_000  # prompts in a row that the filter leaves out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGroup(Generic[G]):
-    """A group with its lease, its rewards, the version of its oldest token."""
+    """A group with its lease and the version of its oldest token."""
 
     lease: Lease
-    rewards: Sequence[float]
     oldest: int
     group: G
-    arrival: int = 0
+    arrival: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class DispatchedBatch(Generic[G]):
 
     @property
     def groups(self) -> list[G]:
-        return [answered.group for answered in (*self.fresh, *self.replayed)]
+        return [finished.group for finished in (*self.fresh, *self.replayed)]
 
 
 @dataclass(kw_only=True)
@@ -74,7 +73,7 @@ class Dispatcher(Generic[G]):
     prompts: PromptFilter = field(default_factory=AllPrompts)
     keeps: GroupFilter = every_group
     order: Order = earliest_deadline
-    late: Late = "wait"
+    late: LateChoice = "wait"
     oversample: float = 1.0
     replay: float = 0.0
     attempts: int = 3
@@ -141,11 +140,8 @@ class Dispatcher(Generic[G]):
             self._drop(lease, "uninformative")
             return
         self.arrivals += 1
-        self.buffer.append(
-            FinishedGroup(
-                lease=lease, rewards=rewards, oldest=oldest, group=group, arrival=self.arrivals
-            )
-        )
+        finished = FinishedGroup(lease=lease, oldest=oldest, group=group, arrival=self.arrivals)
+        self.buffer.append(finished)
 
     def fail(self, lease: Lease, reason: str) -> None:
         """Give a prompt back, to be dispatched again: its episode failed."""
@@ -192,22 +188,22 @@ class Dispatcher(Generic[G]):
         del self.under_way[lease.number]
         self._drop(lease, "straggler")
 
-    def _rank(self, answered: FinishedGroup[G]) -> Any:
-        lease = answered.lease
-        return self.order(Waiting(answered.arrival, answered.oldest, lease.position))
+    def _rank(self, finished: FinishedGroup[G]) -> Any:
+        lease = finished.lease
+        return self.order(Waiting(finished.arrival, finished.oldest, lease.position))
 
     def _is_due(self, oldest: int) -> bool:
         return self.step - oldest >= self.staleness
 
     def _drop_stale(self) -> None:
-        stale = [answered for answered in self.buffer if self._is_stale(answered)]
-        for answered in stale:
-            self._drop(answered.lease, "stale")
+        stale = [finished for finished in self.buffer if self._is_stale(finished)]
+        for finished in stale:
+            self._drop(finished.lease, "stale")
         if stale:
-            self.buffer = [answered for answered in self.buffer if not self._is_stale(answered)]
+            self.buffer = [finished for finished in self.buffer if not self._is_stale(finished)]
 
-    def _is_stale(self, answered: FinishedGroup[G]) -> bool:
-        return self.step - answered.oldest > self.staleness
+    def _is_stale(self, finished: FinishedGroup[G]) -> bool:
+        return self.step - finished.oldest > self.staleness
 
     def _replayable(self) -> list[FinishedGroup[G]]:
         return [one for one in self.used if not self._is_stale(one)]

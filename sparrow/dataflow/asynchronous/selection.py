@@ -1,16 +1,15 @@
 """Data algorithms at four points: which prompt, which group, in which order, in what mix.
 
 Each is a small object or function; `PROMPTS`, `GROUPS` and `ORDERS` have them by name, and one of
-your own can be passed instead. Rows are numbers of the data; the rewards of a group are those of
-its samples.
+your own can be passed instead. Rows are numbers of the data; the rewards of a group are the
+accuracies of its samples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-ZERO_VARIANCE = 1e-6  # of rewards that count as equal
-
+from sparrow.training.objectives.advantages import informative
 
 # Which prompt.
 
@@ -18,7 +17,7 @@ ZERO_VARIANCE = 1e-6  # of rewards that count as equal
 class PromptFilter(Protocol):
     """Decides before the rollout whether a row is worth it; learns from what came out.
 
-    Its state is in checkpoints: numbers by name.
+    Its state is numbers by name, for a checkpoint.
     """
 
     def admits(self, row: int, draw: float) -> bool:
@@ -85,7 +84,6 @@ class Greso:
     step: float = 0.01
     least: float = 0.05
     most: float = 0.95
-    half: float = 0.5  # rewards above it count as right
     memory: float = 0.99  # of the moving shares of equal visits
     keep: dict[str, float] = field(default_factory=lambda: {"easy": 0.5, "hard": 0.5})
     shares: dict[str, float] = field(default_factory=lambda: {"easy": 0.0, "hard": 0.0})
@@ -97,8 +95,8 @@ class Greso:
 
     def observe(self, row: int, rewards: Sequence[float]) -> None:
         kind = None
-        if not is_informative(rewards):
-            kind = "easy" if rewards[0] > self.half else "hard"
+        if not informative(rewards):
+            kind = "easy" if rewards[0] >= 1 else "hard"
             before, equal = self.streaks.get(row, (kind, 0))
             self.streaks[row] = (kind, equal + 1 if before == kind else 1)
         else:
@@ -135,12 +133,7 @@ def every_group(_rewards: Sequence[float]) -> bool:
     return True
 
 
-def is_informative(rewards: Sequence[float]) -> bool:
-    """Whether rewards differ: otherwise every advantage is 0."""
-    return bool(rewards) and max(rewards) - min(rewards) > ZERO_VARIANCE
-
-
-GROUPS: dict[str, GroupFilter] = {"all": every_group, "informative": is_informative}
+GROUPS: dict[str, GroupFilter] = {"all": every_group, "informative": informative}
 
 
 # In which order.

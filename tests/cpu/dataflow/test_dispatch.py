@@ -14,8 +14,8 @@ from sparrow.dataflow.asynchronous.selection import (
     DropSolved,
     Greso,
     fifo,
-    is_informative,
 )
+from sparrow.training.objectives.advantages import informative
 
 MIXED = (0.0, 1.0)
 
@@ -53,7 +53,7 @@ def test_without_staleness_it_is_the_synchronous_loop() -> None:
 
 
 def test_dropped_groups_are_replaced_in_order() -> None:
-    own = dispatcher(keeps=is_informative)
+    own = dispatcher(keeps=informative)
     first = start_all(own)
     for lease in first:
         finish(own, lease, MIXED if lease.position % 2 else (1.0, 1.0))

@@ -47,10 +47,8 @@ def test_prompts_end_as_used_dropped_or_are_dispatched_again(tmp_path: Path) -> 
         assert (ledger.batch(0), ledger.batch(1)) == ((0, 1), (3,))
     with PromptLedger(tmp_path / "prompts.sqlite") as ledger:
         audit = ledger.audit(steps=2)
-        assert (audit.prompts, audit.used, audit.dropped, audit.open, audit.waiting) == (
-            *(5, 3, 1, 1),
-            0,
-        )
+        assert (audit.prompts, audit.used, audit.dropped) == (5, 3, 1)
+        assert (audit.open, audit.waiting) == (1, 0)
         assert not audit.problems
         assert LeaseCount("returned", "worker lost", 1) in audit.counts
 
@@ -83,10 +81,8 @@ def test_a_resumed_run_takes_again_what_its_checkpoint_has_not_seen(tmp_path: Pa
         ledger.drop(group[3], "uninformative", 1)
     with PromptLedger(file) as ledger:
         again = ledger.resume(1)
-        assert {(count.end, count.leases) for count in again} == {
-            *(("used", 1), ("dropped", 1)),
-            ("open", 2),
-        }
+        ends = {count.end: count.leases for count in again}
+        assert ends == {"used": 1, "dropped": 1, "open": 2}
         assert [lease.position for lease in leases(ledger, 5, 1)] == [2, 3, 4, 5, 6]
         audit = ledger.audit(steps=1)
         assert (audit.used, audit.open, audit.problems) == (2, 5, ())
