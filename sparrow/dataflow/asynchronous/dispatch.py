@@ -1,10 +1,10 @@
 """Dispatch: which prompt starts when, and which groups are a batch. No clocks, no threads, no I/O.
 
-The simulator drives it; so will the asynchronous loop, which is not built. `staleness` bounds the versions
-between a token and the update that uses it. **Admission**: a prompt starts only if, with what is
-under way and buffered before it, its group is expected to be used within that bound, so generation
-waits instead of being thrown away. With staleness 0 this is the synchronous loop: a batch of
-prompts starts, all of them end, one update.
+The simulator drives it; so will the asynchronous loop, which is not built yet. `staleness` bounds
+the versions between a token and the update that uses it. **Admission**: a prompt starts only if,
+with what is under way and buffered before it, its group is expected to be used within that bound,
+so generation waits instead of being thrown away. With staleness 0 this is the synchronous loop: a
+batch of prompts starts, all of them end, one update.
 """
 
 import random
