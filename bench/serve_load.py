@@ -5,18 +5,17 @@ in a process of their own. Prompts are token ids; end-of-sequence tokens do not 
 """
 
 import argparse
-import asyncio
 import json
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-import httpx2
-import numpy as np
 import torch
 import uvicorn
+from serve_client import prompts
 
 from sparrow import models
 from sparrow.engine.answer import DENSE, ResolvedDecoding
@@ -27,7 +26,10 @@ from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.serve import ServeConfig
 from sparrow.serve.app import make_app
+from sparrow.serve.server import _HttpProtocol
 from sparrow.serve.service import Service
+
+CLIENT = Path(__file__).with_name("serve_client.py")
 
 
 class Folded:
@@ -43,50 +45,9 @@ class Folded:
         return str(self.inner.decode([token % self.size for token in ids], **options))
 
 
-def prompts(args: argparse.Namespace) -> list[list[int]]:
-    rng = np.random.default_rng(args.round)
-    return [rng.integers(2, args.vocabulary, args.prompt).tolist() for _ in range(args.requests)]
-
-
-async def client(args: argparse.Namespace) -> dict[str, Any]:
-    """Send all requests and return their times."""
-    limits = httpx2.Limits(max_connections=None)
-    begun, first, tokens = time.monotonic(), [], 0
-
-    async def ask(http: httpx2.AsyncClient, number: int, prompt: list[int]) -> None:
-        nonlocal tokens
-        await asyncio.sleep(number / args.rate if args.rate else 0)
-        body = {"model": "bench", "prompt": prompt, "max_tokens": args.tokens, "seed": number}
-        body |= {"stream": args.stream, **args.options}
-        sent = time.monotonic()
-        if not args.stream:
-            response = await http.post(f"{args.client}/completions", json=body)
-            tokens += response.raise_for_status().json()["usage"]["completion_tokens"]
-            return
-        body["stream_options"] = {"include_usage": True}
-        async with http.stream("POST", f"{args.client}/completions", json=body) as response:
-            response.raise_for_status()
-            seen = False
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    if not seen:
-                        first.append(time.monotonic() - sent)
-                        seen = True
-                    usage = json.loads(line[6:]).get("usage")
-                    tokens += usage["completion_tokens"] if usage else 0
-
-    async with httpx2.AsyncClient(timeout=None, limits=limits) as http:
-        await asyncio.gather(*(ask(http, *item) for item in enumerate(prompts(args))))
-    seconds = time.monotonic() - begun
-    found = {"seconds": round(seconds, 3), "tokens": tokens}
-    if first:
-        p50, p99 = np.quantile(first, [0.5, 0.99])
-        found |= {"first_token_p50": round(float(p50), 4), "first_token_p99": round(float(p99), 4)}
-    return found
-
-
 def serve(service: Service) -> tuple[uvicorn.Server, str]:
-    config = uvicorn.Config(make_app(service), port=8765, log_level="error", access_log=False)
+    app = make_app(service)
+    config = uvicorn.Config(app, http=_HttpProtocol, port=8765, log_level="error", access_log=False)
     server = uvicorn.Server(config)
     threading.Thread(target=server.run, daemon=True).start()
     while not server.started:
@@ -114,15 +75,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, help="sparse decoding")
     parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0: at once")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--client", help=argparse.SUPPRESS)
-    parser.add_argument("--stream", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--vocabulary", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.options, args.round = {"sparrow": {"ignore_eos": True}}, 0
-    if args.client:
-        args.requests = args.requests[0]
-        print(json.dumps(asyncio.run(client(args))))
-        return
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shape = args.model.startswith("qwen3")
     model = models.random(args.model, device=device) if shape else models.load(args.model)
@@ -141,7 +94,7 @@ def main() -> None:
     for requests in args.requests or [32, 256]:
         for stream in (False, True):
             case = argparse.Namespace(**vars(args) | {"requests": requests})
-            words = [sys.executable, __file__, "--client", url, "--requests", requests]
+            words = [sys.executable, CLIENT, url, "--requests", requests]
             words += ["--prompt", args.prompt, "--tokens", args.tokens, "--rate", args.rate]
             words += ["--vocabulary", args.vocabulary, *(["--stream"] if stream else [])]
             alone, through = [], []
