@@ -131,6 +131,10 @@ class RunFiles:
         """Add the results of a validation after a number of steps."""
         self._numbers(VALIDATION, step, values)
 
+    def validated(self) -> set[int]:
+        """Steps with a validation."""
+        return {step for step, _ in lines_by_step(self.folder / VALIDATION)}
+
     def _numbers(self, name: str, step: int, values: Mapping[str, float]) -> None:
         finite = {key: float(x) for key, x in values.items() if math.isfinite(x)}
         self._lines[name].append({"step": step, **{key: finite.get(key) for key in values}})

@@ -8,6 +8,7 @@ from pydantic import Field
 from sparrow.files import strings
 from sparrow.schema.base import Record
 from sparrow.schema.common import ChatConfig, ColumnsConfig, DecodingConfig, Device
+from sparrow.schema.simulation import TrainDispatchConfig
 from sparrow.schema.types import (
     BatchTokens,
     Count,
@@ -224,6 +225,8 @@ class TrainRunConfig(Record):
 
     out: Directory | None = None  # None: runs/train/NAME of the configuration
     name: FolderName = "train"
+    # sync: rollout, then learning. async: at the same time, rollout in a process of its own.
+    loop: Literal["sync", "async"] = "sync"
     steps: Steps = 100
     seed: Seed = 0
     save_every: Steps = 10  # between checkpoints
@@ -275,6 +278,7 @@ class TrainConfig(Record):
     optimiser: RateConfig = RateConfig()
     gate: GateConfig = GateConfig()
     validation: ValidationConfig = ValidationConfig()
+    dispatch: TrainDispatchConfig = TrainDispatchConfig()  # of run.loop = async
     run: TrainRunConfig = TrainRunConfig()
 
     shortcuts: ClassVar = {
@@ -299,6 +303,8 @@ class TrainConfig(Record):
         "decoding": "rollout.decoding",
         "draft_tokens": "rollout.speculative.draft_tokens",
         "distill": "rollout.distill.rank",
+        "loop": "run.loop",
+        "staleness": "dispatch.staleness",
         "steps": "run.steps",
         "seed": "run.seed",
         "out": "run.out",
@@ -331,6 +337,14 @@ class TrainConfig(Record):
             self.require(not self.rollout.distill.on, "batch.attention", "dense beside an adapter")
         if self.validation.every:
             self._refuse_seen()
+        if self.run.loop == "async":
+            self._check_async()
+
+    def _check_async(self) -> None:
+        """Refuse what the asynchronous loop cannot do yet."""
+        self.require(not self.rollout.distill.on, "run.loop", "sync with rollout.distill", "async")
+        dense = self.batch.attention == "dense"
+        self.require(dense, "run.loop", "sync with batch.attention = sparse", "async")
 
     def _refuse_seen(self) -> None:
         """Refuse validation on rows of the training."""
@@ -363,6 +377,11 @@ DATA = {
     "data.columns.source",
     "data.rows",
     "data.task",
+    "dispatch.group_filter",
+    "dispatch.in_flight",
+    "dispatch.late",
+    "dispatch.order",
+    "dispatch.prompt_filter",
     "gate.mode",
     "model.device",
     "model.dtype",
@@ -374,6 +393,7 @@ DATA = {
     "rollout.distill.targets",
     "rollout.distill.teacher",
     "rollout.speculative.acceptance",
+    "run.loop",
     "run.out",
     "run.name",
     "run.wandb",

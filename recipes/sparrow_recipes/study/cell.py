@@ -80,7 +80,7 @@ def sparse_outcomes(run: Run) -> Outcomes | None:
         return None
     validation = run.config.validation.replace(sparse=True)
     side = replace(run.rollout, config=run.config.replace(validation=validation))
-    return outcomes(side.validate(run.gate.schedule))
+    return outcomes(side.evaluate(run.gate.schedule))
 
 
 def outcomes(evaluation: Evaluation) -> Outcomes:

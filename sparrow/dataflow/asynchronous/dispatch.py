@@ -1,15 +1,15 @@
 """Dispatch: which prompt starts when, and which groups are a batch. No clocks, no threads, no I/O.
 
-The simulator drives it; so will the asynchronous loop, which is not built yet. `staleness` bounds
-the versions between a token and the update that uses it. **Admission**: a prompt starts only if,
-with what is under way and buffered before it, its group is expected to be used within that bound,
-so generation waits instead of being thrown away. With staleness 0 this is the synchronous loop: a
-batch of prompts starts, all of them end, one update.
+The asynchronous loop and the simulator drive it. `staleness` bounds the versions between a token
+and the update that uses it. **Admission**: a prompt starts only if, with what is under way and
+buffered before it, its group is expected to be used within that bound, so generation waits instead
+of being thrown away. With staleness 0 this is the synchronous loop: a batch of prompts starts, all
+of them end, one update.
 """
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -59,7 +59,7 @@ class Dispatcher(Generic[G]):
 
     batch       groups of a step
     staleness   versions between a token and the update that uses it, at most
-    rows        of the data: position p is row p % rows
+    row         name of the row at a position, for the prompt filter
     late        groups that must be used in this step and are under way: wait for them, or abort
     oversample  so many times the prompts that are needed; what is left over is aborted
     replay      share of a batch that earlier batches have used, while within the staleness
@@ -69,7 +69,7 @@ class Dispatcher(Generic[G]):
     ledger: PromptLedger
     batch: int
     staleness: int = 0
-    rows: int = 2**62
+    row: Callable[[int], str] = str
     prompts: PromptFilter = field(default_factory=AllPrompts)
     keeps: GroupFilter = every_group
     order: Order = earliest_deadline
@@ -109,7 +109,7 @@ class Dispatcher(Generic[G]):
             lease = self.ledger.lease(worker, self.version)
             if lease.attempt > self.attempts:
                 self._drop(lease, "failed too often")
-            elif not self.prompts.admits(lease.position % self.rows, self._draw(lease)):
+            elif not self.prompts.admits(self.row(lease.position), self._draw(lease)):
                 self._drop(lease, "prompt filter")
             else:
                 self.under_way[lease.number] = (lease, worker)
@@ -133,7 +133,7 @@ class Dispatcher(Generic[G]):
         """Take a group into the buffer, or drop it; one whose lease has ended is ignored."""
         if self.under_way.pop(lease.number, None) is None:
             return
-        self.prompts.observe(lease.position % self.rows, rewards)
+        self.prompts.observe(self.row(lease.position), rewards)
         keeps = self.keeps(rewards)
         self.kept_share = MEMORY * self.kept_share + (1 - MEMORY) * keeps
         if not keeps:
@@ -183,10 +183,10 @@ class Dispatcher(Generic[G]):
             raise ValueError(f"version {self.version + 1} needs a batch that was not taken")
         self.version += 1
 
-    def abort(self, lease: Lease) -> None:
+    def abort(self, lease: Lease, reason: str = "straggler") -> None:
         """Drop a prompt that is under way."""
         del self.under_way[lease.number]
-        self._drop(lease, "straggler")
+        self._drop(lease, reason)
 
     def _rank(self, finished: FinishedGroup[G]) -> Any:
         lease = finished.lease

@@ -78,7 +78,9 @@ class PromptLedger:
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
-        self._database = sqlite3.connect(file or ":memory:", isolation_level=None)
+        self._database = sqlite3.connect(
+            file or ":memory:", isolation_level=None, check_same_thread=False
+        )  # calls of several threads must not overlap
         try:
             self._open()
         except sqlite3.DatabaseError as error:
@@ -191,6 +193,11 @@ class PromptLedger:
         return (*counts, *([LeaseCount("open", lost, opened)] if opened else []))
 
     # What is there.
+
+    @property
+    def next_position(self) -> int:
+        """Of the first prompt that was never leased."""
+        return self._next
 
     def counts(self) -> tuple[LeaseCount, ...]:
         """Leases by how and why they ended; open ones as such."""

@@ -149,15 +149,15 @@ class Ledger:
                 "red",
             )
 
-    def record_validation(self, evaluation: Evaluation) -> None:
-        """Record the held-out accuracy after the steps so far."""
+    def record_validation(self, step: int, evaluation: Evaluation) -> None:
+        """Record the held-out accuracy after a number of steps."""
         values = validation_metrics(evaluation)
         if self.files is not None:
-            self.files.validation(self.step, values)
+            self.files.validation(step, values)
         shown = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
-        self.callbacks.event(f"after {self.step} steps: {shown}", "cyan")
+        self.callbacks.event(f"after {step} steps: {shown}", "cyan")
         for problem in evaluation.problems:
-            self.callbacks.event(f"after {self.step} steps: {problem}", "red")
+            self.callbacks.event(f"after {step} steps: {problem}", "red")
 
     # Stopping.
 

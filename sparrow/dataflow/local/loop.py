@@ -49,10 +49,11 @@ def train(run: Run) -> Path:
     episodes save a checkpoint first; anything else (a full disk, a kill) leaves the last one.
     """
     try:
-        if run.step == 0:
+        if run.step == 0 or run.lacks_validation():
             run.validate()
         while run.step < run.config.run.steps:
             step(run)
+        run.finish_validations()
     except (Stopped, GateStop, Diverged, Unjudged, EpisodeFailed):
         run.save()
         raise

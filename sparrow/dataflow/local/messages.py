@@ -63,6 +63,7 @@ class RolloutBatch(Record):
     rounds: int = 1
     verdicts: dict[str, int] = {}  # noqa: RUF012 (pydantic copies it); counts by kind
     fault: str = ""  # why a verdict failed, where one did
+    metrics: dict[str, float] = {}  # noqa: RUF012 (pydantic copies it); of the rollout side alone
 
     @property
     def trajectories(self) -> list[Trajectory]:

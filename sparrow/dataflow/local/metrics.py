@@ -37,6 +37,7 @@ def step_metrics(
     tokens = sum(map(len, trajectories))
     return (
         _rollout(trajectories, rollouts)
+        | rollouts.metrics
         | _advantages(batch)
         | _updates(updates)
         | ({} if kl is None else {"actor/kl_new_old": kl})

@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sparrow.dataflow.backend import RolloutBackend, Sampler
 from sparrow.dataflow.episodes import Actor, Episode, shaped_reward
@@ -82,7 +82,17 @@ class RolloutSide:
         """How tokens are sampled in a step under this schedule of the gate."""
         return self.exact or ResolvedDecoding(schedule, self.flow)
 
-    def validate(self, schedule: Schedule | None) -> Evaluation:
+    def validate(
+        self, step: int, schedule: Schedule | None, *, wait: bool = False
+    ) -> list[tuple[int, Evaluation]]:
+        """Measure accuracy on held-out rows after a step; return what has ended, by step."""
+        return [(step, self.evaluate(schedule))]
+
+    def evaluations(self, *, wait: bool = False) -> list[tuple[int, Evaluation]]:
+        """Evaluations that have ended since; none, as `validate` waits for its own."""
+        return []
+
+    def evaluate(self, schedule: Schedule | None) -> Evaluation:
         """Measure accuracy on held-out rows, on the first rank; dense unless validation.sparse."""
         self.callbacks.phase("validation")
         config, most = self.config, self.config.rollout.max_tokens
@@ -94,6 +104,13 @@ class RolloutSide:
             lambda: evaluate(*arguments, model=config.model.name, decoding=decoding).evaluation,
             (Unjudged,),
         )
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs; nothing, as every draw is a function of seed, step and row."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
 
     def close(self) -> None:
         """Stop the verifiers."""
@@ -130,7 +147,7 @@ class RolloutSide:
             position=position,
             overlong=tuple(overlong),
             uninformative=len(dropped),
-            watched=self._with_states(dropped),
+            watched=self._watched(dropped),
             acc=sum(accs) / len(accs) if accs else None,
             outcomes=outcome_shares(outcomes),
             rounds=rounds,
@@ -147,7 +164,7 @@ class RolloutSide:
         accs = [t.acc or 0 for t in group.trajectories]
         return not self.algorithm.dynamic or informative(accs)
 
-    def _with_states(self, groups: Sequence[Group]) -> tuple[Trajectory, ...]:
+    def _watched(self, groups: Sequence[Group]) -> tuple[Trajectory, ...]:
         """Trajectories whose hidden states some rank has, in the same order on all ranks."""
         trajectories = [t for group in groups for t in group.trajectories]
         held = [number for number, t in enumerate(trajectories) if t.hidden is not None]
@@ -190,7 +207,7 @@ class RolloutSide:
         def share() -> list[Group]:
             work = self._generate_all(request, world.local_items(slots))
             local.extend(run_coroutine(self.stopping.run_until_stopped(work)))
-            return local if world.size == 1 else [_without_states(group) for group in local]
+            return local if world.size == 1 else [without_states(group) for group in local]
 
         groups = interleave(world.on_all_ranks(share, (EpisodeFailed, Stopped)))
         groups[world.rank :: world.size] = local
@@ -203,7 +220,7 @@ class RolloutSide:
 
         async def generate_group(sampler: Sampler, slot: PromptSlot) -> Group:
             nonlocal done
-            group = await self._group(request, sampler, slot)
+            group = await self.answer(request, sampler, slot)
             done += 1
             self.callbacks.phase("rollout", done, len(slots))
             return group
@@ -212,7 +229,8 @@ class RolloutSide:
         async with self.backend.serving() as sampler:
             return list(await asyncio.gather(*(generate_group(sampler, slot) for slot in slots)))
 
-    async def _group(self, request: RolloutRequest, sampler: Sampler, slot: PromptSlot) -> Group:
+    async def answer(self, request: RolloutRequest, sampler: Sampler, slot: PromptSlot) -> Group:
+        """Play the episode of one prompt; EpisodeFailed if it fails."""
         rollout, example = self.config.rollout, slot.example
         actor = Actor(
             engine=sampler,
@@ -254,6 +272,7 @@ class RolloutSide:
         return trajectories
 
 
-def _without_states(group: Group) -> Group:
+def without_states(group: Group) -> Group:
+    """A group without its hidden states, which are large."""
     light = tuple(t.replace(hidden=None) for t in group.trajectories)
     return group.replace(trajectories=light)

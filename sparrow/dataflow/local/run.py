@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ from sparrow.models.lora import Adapter
 from sparrow.models.sources import split_revision
 from sparrow.models.spec import ModelSpec
 from sparrow.schema.base import to_dict
+from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.loading import read_resolved
 from sparrow.schema.run_folder import ACTOR, MODEL, SCHEDULE, flat_settings
 from sparrow.schema.schedule import Schedule
@@ -152,12 +154,29 @@ class Run:
     def validate_if_due(self) -> None:
         """Validate every `validation.every` steps, and after the last."""
         every = self.config.validation.every
+        self._record_validations(self.rollout.evaluations())
         if every and (self.step % every == 0 or self.step == self.config.run.steps):
             self.validate()
 
     def validate(self) -> None:
-        if self.rollout.validation:
-            self.ledger.record_validation(self.rollout.validate(self.gate.schedule))
+        if self.config.validation.every:
+            self._record_validations(self.rollout.validate(self.step, self.gate.schedule))
+
+    def finish_validations(self) -> None:
+        """Wait for validations that run beside the steps."""
+        self._record_validations(self.rollout.evaluations(wait=True))
+
+    def _record_validations(self, ended: Iterable[tuple[int, Evaluation]]) -> None:
+        for step, evaluation in ended:
+            self.ledger.record_validation(step, evaluation)
+
+    def lacks_validation(self) -> bool:
+        """Whether the validation before the next step is due and was not recorded."""
+        every, files = self.config.validation.every, self.ledger.files
+        if not every or self.step % every:
+            return False
+        recorded = self.world.on_first_rank(lambda: files is not None and files.validated())
+        return not recorded or self.step not in recorded
 
     def save_if_due(self) -> None:
         if self.step % self.config.run.save_every == 0:
@@ -174,6 +193,8 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         parts = {"gate": self.gate.state(), "learner": self.learner.learner.state()}
+        if rollout := self.rollout.state():
+            parts["rollout"] = rollout
         if self.learner.distiller is not None:
             parts["distiller"] = self.learner.distiller.state()
         return {**self.ledger.state(), **parts}
@@ -190,6 +211,8 @@ class Run:
             if self.learner.distiller is not None:
                 self.learner.distiller.restore(state["distiller"])
             self.gate = Gate.restore(gate_config(self.config), state["gate"])
+            if self.rollout.state():
+                self.rollout.restore(state["rollout"])
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(
@@ -329,57 +352,141 @@ def open_parts(
     The learner comes before the engine, which takes the free memory.
     """
     report, rollout = report or (lambda text: None), config.rollout
-    held = config.validation
     device = rank_device(pick_device(config.model.device))
     dtype = pick_dtype(config.model.dtype, device, {})
-    world, stopping = _ranks(config, device), stopping or GracefulShutdown()
-    algorithm = make_algorithm(config.algorithm, max_tokens=rollout.max_tokens)
-    episode = episode or load_episode(rollout.episode)
-    rows: Examples = open_rows(config.data, seed=config.run.seed)
+    world = _ranks(config, device)
     model = load(config.model.name, dtype="float32", device=device, report=report)
-    decoding = resolve_decoding(rollout, model.spec.family)
-    schedule, exact = decoding.schedule, decoding.speculative is not None
-    max_prompt = max_prompt_tokens(rollout, model.spec)
-    longest = max_prompt + rollout.max_tokens
-    language = load_language(model, config.data.task in PUZZLES, chat=config.chat)
-    rows = _drop_overlong(rows, language, max_prompt, report)
-    for note in schedule_notes(schedule, config.model.name, longest):
-        report(note)
+    sampling = _Sampling.open(config, model, report)
     reference = _reference(config, model, dtype)
     ledger = Ledger(
         config=config,
-        identity=_identity(config, dtype, (model, reference), rows, schedule),
+        identity=_identity(config, dtype, (model, reference), sampling.rows, sampling.schedule),
         checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=report),
-        left_out=getattr(rows, "problems", ()),
+        left_out=getattr(sampling.rows, "problems", ()),
     )
-    with ExitStack() as judges:
-        validation, unusable = open_validation(config, judges) if held.every else ([], ())
-        judges.pop_all()  # the rollout side closes them
-    if unusable:
-        report(f"validation: {len(unusable)} rows are left out, the first: {unusable[0]}")
-    learner = _learner_side(config, model, reference, dtype, algorithm, world)
-    backend = _backend(config, decoding, dtype, device, longest)
-    if learner.adapter is not None and rollout.distill.adapter is not None:
-        backend.set_actor(learner.adapter)
-    side = RolloutSide(
-        config=config,
-        backend=backend,
-        exact=decoding if exact else None,
-        flow=decoding.flow,
-        rows=rows,
-        judge=judge or open_judge(config.data, rows),
-        language=language,
-        episode=episode,
-        algorithm=algorithm,
-        max_prompt=max_prompt,
-        validation=validation,
-        world=world,
-        stopping=stopping,
-    )
+    learner = _learner_side(config, model, reference, dtype, sampling.algorithm, world)
+    if config.run.loop == "async":
+        if episode is not None or judge is not None:
+            raise ValueError("run.loop: async needs episodes and rewards by name, as a setting")
+        side: RolloutSide = _async_side(config, sampling, dtype, folder)
+    else:
+        backend = _backend(config, sampling, dtype, device)
+        if learner.adapter is not None and rollout.distill.adapter is not None:
+            backend.set_actor(learner.adapter)
+        side = sampling.side(backend, episode=episode, judge=judge, report=report)
+    side.world, side.stopping = world, stopping or GracefulShutdown()
+    decoding, exact = sampling.decoding, sampling.exact
     mass = decoding.flow.mass is not None
     # Under exact decoding the actor is the policy: the gate has nothing to change.
-    gate = Gate(gate_config(config), None if exact else schedule, longest=longest, mass=mass)
+    schedule = None if exact else sampling.schedule
+    gate = Gate(gate_config(config), schedule, longest=sampling.longest, mass=mass)
     return Run(config=config, rollout=side, learner=learner, gate=gate, ledger=ledger)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sampling:
+    """What the rollout side of a configuration is made of, but for its backend."""
+
+    config: TrainConfig
+    decoding: ResolvedDecoding
+    algorithm: Algorithm
+    rows: Examples
+    language: Language
+    max_prompt: int
+
+    @classmethod
+    def open(cls, config: TrainConfig, model: Decoder, report: Report) -> "_Sampling":
+        """Open rows and language; report what is wrong with them, or with the schedule."""
+        rollout = config.rollout
+        decoding = resolve_decoding(rollout, model.spec.family)
+        max_prompt = max_prompt_tokens(rollout, model.spec)
+        language = load_language(model, config.data.task in PUZZLES, chat=config.chat)
+        rows: Examples = open_rows(config.data, seed=config.run.seed)
+        rows = _drop_overlong(rows, language, max_prompt, report)
+        longest = max_prompt + rollout.max_tokens
+        for note in schedule_notes(decoding.schedule, config.model.name, longest):
+            report(note)
+        return cls(
+            config=config,
+            decoding=decoding,
+            algorithm=make_algorithm(config.algorithm, max_tokens=rollout.max_tokens),
+            rows=rows,
+            language=language,
+            max_prompt=max_prompt,
+        )
+
+    @property
+    def schedule(self) -> Schedule | None:
+        return self.decoding.schedule
+
+    @property
+    def exact(self) -> bool:
+        return self.decoding.speculative is not None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence, at most."""
+        return self.max_prompt + self.config.rollout.max_tokens
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of every rollout side."""
+        return {
+            "config": self.config,
+            "exact": self.decoding if self.exact else None,
+            "flow": self.decoding.flow,
+            "rows": self.rows,
+            "language": self.language,
+            "algorithm": self.algorithm,
+            "max_prompt": self.max_prompt,
+        }
+
+    def side(
+        self,
+        backend: RolloutBackend,
+        *,
+        episode: Episode | None = None,
+        judge: Judge | None = None,
+        report: Report,
+    ) -> RolloutSide:
+        """The rollout side in this process, with its judges."""
+        config = self.config
+        with ExitStack() as judges:
+            held = config.validation.every
+            validation, unusable = open_validation(config, judges) if held else ([], ())
+            judges.pop_all()  # the rollout side closes them
+        if unusable:
+            report(f"validation: {len(unusable)} rows are left out, the first: {unusable[0]}")
+        return RolloutSide(
+            backend=backend,
+            episode=episode or load_episode(config.rollout.episode),
+            judge=judge or open_judge(config.data, self.rows),
+            validation=validation,
+            **self.settings(),
+        )
+
+
+def open_rollout_side(config: TrainConfig, report: Report = print) -> RolloutSide:
+    """Make the rollout side alone, for a worker process."""
+    device = pick_device(config.model.device)
+    dtype = pick_dtype(config.model.dtype, device, {})
+    model = load(config.model.name, dtype=dtype, device=device, report=report)
+    sampling = _Sampling.open(config, model, report)
+    return sampling.side(_backend(config, sampling, dtype, device, model), report=report)
+
+
+def _async_side(
+    config: TrainConfig, sampling: _Sampling, dtype: torch.dtype, folder: Path
+) -> RolloutSide:
+    from sparrow.dataflow.asynchronous.rollout import AsyncRolloutSide, WorkerBackend, elsewhere
+
+    return AsyncRolloutSide(
+        backend=WorkerBackend(dtype, sampling.longest),
+        episode=elsewhere,
+        judge=elsewhere,
+        validation=[],
+        folder=folder,
+        **sampling.settings(),
+    )
 
 
 def _ranks(config: TrainConfig, device: torch.device) -> World:
@@ -457,17 +564,17 @@ def _reference(config: TrainConfig, model: Decoder, dtype: torch.dtype) -> Decod
 
 def _backend(
     config: TrainConfig,
-    decoding: ResolvedDecoding,
+    sampling: _Sampling,
     dtype: torch.dtype,
     device: torch.device,
-    longest: int,
+    model: Decoder | None = None,
 ) -> RolloutBackend:
     """The engine, with its copy of the weights."""
-    rollout = config.rollout
+    rollout, decoding = config.rollout, sampling.decoding
     kv_bytes = None if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
-    limits = {"max_running": rollout.max_running, "max_context": longest, "kv_bytes": kv_bytes}
-    model = load(config.model.name, dtype=dtype, device=device)
-    return open_backend(model, decoding.rule, decoding.speculative, **limits)
+    limits = {"max_running": rollout.max_running, "max_context": sampling.longest}
+    model = model or load(config.model.name, dtype=dtype, device=device)
+    return open_backend(model, decoding.rule, decoding.speculative, **limits, kv_bytes=kv_bytes)
 
 
 def _drop_overlong(rows: Examples, language: Language, most: int, report: Report) -> Examples:
@@ -511,6 +618,7 @@ def _identity(
             | {"attention": {"schedule"}},  # its content counts, not its path
             "batch": {"tokens", "recompute", "compile", "kl_sample"},
             "gate": set(GateConfig.model_fields) - {"bin"},
+            "dispatch": True,
             "optimiser": {"rate"},
         },
     )
