@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow import ops
-from sparrow.schema.base import Float32Array, Float32Matrix
+from sparrow.schema.base import Float32Array, Float32Matrix, Int32Array
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import OptimiserConfig
 from sparrow.training.batching import MicroBatch, rank_batches
@@ -97,6 +97,7 @@ class Learner:
         self.world = world or World()
         self.optimiser = adamw(policy, config)
         self.taken = 0
+        self.heads: dict[int, Tensor] = {}  # LM heads of earlier versions
 
     @property
     def device(self) -> torch.device:
@@ -110,6 +111,7 @@ class Learner:
         samples: Sequence[TrainSample],
         actors: Sequence[Float32Matrix | None] | None = None,
         *,
+        versions: Sequence[Int32Array] | None = None,
         policy: Policy | None = None,
         teacher: list[TeacherStates] | None = None,
         sparse: SparseDecoding | None = None,
@@ -119,6 +121,7 @@ class Learner:
 
         actors: for some samples the actor's final hidden states of their learnt tokens; these get
         exact acceptance. The states may be on one rank alone, which then scores them.
+        versions: of those tokens; where an earlier one is in `heads`, its LM head is the actor's.
         policy: the model to score with, such as the reference; None: the trained policy.
         teacher: gets the hidden states and the LM head of this pass, for distillation.
         sparse: score as sparse decoding would; None: densely.
@@ -133,7 +136,8 @@ class Learner:
             chosen = [samples[number] for number in numbers]
             states = [None if filler else actors[number] for number in numbers]
             pack = pack_samples(chosen).to(self.device)
-            scores = policy(pack, self._actor(chosen, states), sparse)
+            drawn_by = None if versions is None else [versions[number] for number in numbers]
+            scores = policy(pack, self._actor(chosen, states, drawn_by), sparse)
             if filler:
                 continue
             scored |= zip(numbers, _split(scores, chosen, states), strict=True)
@@ -155,7 +159,10 @@ class Learner:
         return {n: rank for rank, numbers in reversed(list(enumerate(held))) for n in numbers}
 
     def _actor(
-        self, samples: Sequence[TrainSample], states: Sequence[Float32Matrix | None]
+        self,
+        samples: Sequence[TrainSample],
+        states: Sequence[Float32Matrix | None],
+        versions: Sequence[Int32Array] | None,
     ) -> ActorStates | None:
         starts = np.cumsum([0, *(sample.learnt for sample in samples)])
         pairs = [(number, state) for number, state in enumerate(states) if state is not None]
@@ -163,7 +170,22 @@ class Learner:
             return None
         places = np.concatenate([np.arange(starts[n], starts[n + 1]) for n, _ in pairs])
         hidden = torch.from_numpy(np.concatenate([state for _, state in pairs]))
-        return ActorStates(hidden.to(self.device), torch.from_numpy(places).to(self.device))
+        older = []
+        if versions is not None and self.heads:
+            version_A = np.concatenate([versions[n] for n, _ in pairs])
+            for version in {*version_A.tolist()} & self.heads.keys():
+                at = torch.from_numpy(np.flatnonzero(version_A == version)).to(self.device)
+                older.append((self.heads[version], at))
+        return ActorStates(hidden.to(self.device), torch.from_numpy(places).to(self.device), older)
+
+    def keep_head(self, version: int, staleness: int) -> None:
+        """Keep the LM head of this version for tokens that are learnt from later.
+
+        Of the last `staleness` versions, in host memory.
+        """
+        if staleness:
+            self.heads[version] = self.policy.head.detach().to("cpu", copy=True)
+            self.heads = {v: h for v, h in self.heads.items() if v > version - staleness}
 
     # Updating.
 

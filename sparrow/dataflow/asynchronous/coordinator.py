@@ -1,4 +1,4 @@
-"""The coordinator: prompts to the rollout worker, its groups to the learner, in a thread of its own.
+"""The coordinator: prompts to the rollout worker, its groups to the learner, in its own thread.
 
     learner  --next_batch, load_weights, evaluate-->  coordinator  <--messages-->  worker processes
 
@@ -126,8 +126,10 @@ class Coordinator:
                 self._send_weights(file)
             self._close_files()
 
-    def next_batch(self, stop: Callable[[], bool]) -> tuple[DispatchedBatch[Group], Interval] | None:
-        """Wait for the groups of the next step, with what happened since; None if `stop` says so."""
+    def next_batch(
+        self, stop: Callable[[], bool]
+    ) -> tuple[DispatchedBatch[Group], Interval] | None:
+        """Wait for the groups of the next step, and what happened since; None if `stop` says so."""
         begun = time.monotonic()
         with self._changed:
             while True:
@@ -281,7 +283,7 @@ class Coordinator:
 
     def _close_files(self) -> None:
         """Keep the latest weights, for a worker that starts again, and those still to be read."""
-        waiting = {step for step in self._evaluations}
+        waiting = set(self._evaluations)
         least = -1 if self._version is None else self._version
         for version in [v for v in self._files if v < min(least, max(self._files))]:
             if version not in waiting:

@@ -34,6 +34,7 @@ class Open(Record):
 
     role: Role
     config: str
+    path: tuple[str, ...]  # where its code is: sys.path
     threads: int | None  # of a CPU; None: as they are
 
 

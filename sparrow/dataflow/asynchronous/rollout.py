@@ -5,19 +5,20 @@ step, new weights go to the worker without waiting for it, and held-out rows are
 With staleness 0 both loops give the same bits on a CPU, with the same number of threads.
 """
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 
 from sparrow.dataflow.asynchronous.coordinator import Coordinator, Interval
 from sparrow.dataflow.asynchronous.dispatch import DispatchedBatch, Dispatcher
-from sparrow.dataflow.asynchronous.messages import Open, Role
+from sparrow.dataflow.asynchronous.messages import Open
 from sparrow.dataflow.asynchronous.prompt_ledger import PromptLedger
 from sparrow.dataflow.asynchronous.selection import GROUPS, ORDERS, PROMPTS
 from sparrow.dataflow.asynchronous.workers import WorkerProcess
@@ -185,7 +186,12 @@ def _coordinator(side: AsyncRolloutSide) -> Coordinator:
     return Coordinator(
         dispatcher=dispatcher,
         start_worker=lambda role: WorkerProcess(
-            Open(role=role, config=config.model_dump_json(), threads=share_threads(config)),
+            Open(
+                role=role,
+                config=config.model_dump_json(),
+                path=tuple(sys.path),
+                threads=share_threads(config),
+            ),
             side.folder / LOGS / f"{role}.log",
         ),
         overlong=side.overlong,
@@ -204,7 +210,7 @@ def share_threads(config: TrainConfig) -> int | None:
     return max(1, torch.get_num_threads() // 2)
 
 
-def elsewhere(*_: Any) -> NoReturn:
+async def elsewhere(example: Any, text: Any) -> Any:
     """Stands for the episode and the judge, which are in the worker process."""
     raise ValueError("episodes run in the worker process")
 

@@ -6,6 +6,7 @@ the role of evaluation answers the held-out rows instead, each time with the wei
 """
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -53,6 +54,7 @@ def main() -> None:
     opening = receive(connection)
     assert isinstance(opening, Open)
     try:
+        sys.path[:] = opening.path
         if opening.threads is not None:
             torch.set_num_threads(opening.threads)
         side = open_rollout_side(TrainConfig.model_validate_json(opening.config))
@@ -76,37 +78,31 @@ class RolloutWorker:
     def __init__(self, side: RolloutSide) -> None:
         self.side = side
         self._groups: dict[int, asyncio.Task[None]] = {}  # by lease
-        self._others: set[asyncio.Task[None]] = set()
         self._loading = asyncio.Lock()  # weights are loaded in the order of their messages
         self._verdicts: Counter[str] = Counter()  # that were sent
 
     async def serve(self, connection: socket.socket) -> None:
         """Do what the messages say until the connection ends."""
         reader, self._writer = await asyncio.open_connection(sock=connection)
-        async with self.side.backend.serving() as sampler:
-            try:
-                while True:
+        async with self.side.backend.serving() as sampler, asyncio.TaskGroup() as self._tasks:
+            while True:  # a task that raises ends the worker, and so the loop
+                try:
                     text, blob = frame_lengths(await reader.readexactly(LENGTHS_BYTES))
                     message = decode(await reader.readexactly(text), await reader.readexactly(blob))
-                    self._begin(sampler, message)
-            except (asyncio.IncompleteReadError, ConnectionError):
-                return  # the parent has gone
-            finally:
-                for task in (*self._groups.values(), *self._others):
-                    task.cancel()
+                except (asyncio.IncompleteReadError, ConnectionError):
+                    os._exit(0)  # the parent has gone
+                self._begin(sampler, message)
 
     def _begin(self, sampler: Sampler, message: Record) -> None:
         if isinstance(message, StartGroup):
-            task = asyncio.create_task(self._answer(sampler, message))
+            task = self._tasks.create_task(self._answer(sampler, message))
             self._groups[message.lease] = task
             task.add_done_callback(lambda _: self._groups.pop(message.lease, None))
         elif isinstance(message, AbortGroup):
             if (aborted := self._groups.get(message.lease)) is not None:
                 aborted.cancel()
         elif isinstance(message, LoadWeights):
-            task = asyncio.create_task(self._load(sampler, message))
-            self._others.add(task)
-            task.add_done_callback(self._others.discard)
+            self._tasks.create_task(self._load(sampler, message))
         else:
             raise ValueError(f"not a message to a worker: {type(message).__name__}")
 

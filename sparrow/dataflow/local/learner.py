@@ -60,6 +60,7 @@ class LearnerSide:
         scores = self.learner.score(
             samples,
             states if sparse is None else None,
+            versions=[t.weight_version[t.loss_mask] for t in trajectories],
             teacher=teacher if old else None,
             sparse=sparse,
             on_batch=lambda done, total: self.callbacks.phase(name, done, total),
@@ -132,6 +133,8 @@ class LearnerSide:
 
     def snapshot(self, batch: LearnerBatch, step: int) -> PolicySnapshot | None:
         """The policy before the update, on batch.kl_sample samples; None: on none."""
+        if self.config.run.loop == "async" and self.config.gate.mode != "off":
+            self.learner.keep_head(step, self.config.dispatch.staleness)
         samples = [sample for sample in batch.samples if sample.learnt]
         if not self.config.batch.kl_sample or not samples:
             return None
