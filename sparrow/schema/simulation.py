@@ -38,6 +38,17 @@ class DispatchConfig(Record):
     )
 
 
+def fresh_groups(batch: int, replay: float) -> int:
+    """Groups of a batch that are not replayed."""
+    return batch - int(batch * replay)
+
+
+class TrainDispatchConfig(DispatchConfig):
+    """The same in training, with its bound of staleness."""
+
+    staleness: Staleness = 1  # versions between a token and the update that uses it, at most
+
+
 class SimulateConfig(DispatchConfig):
     """`sparrow simulate`: workers, a learner, lengths, failures, and the staleness to try."""
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from sparrow.files import strings
 from sparrow.schema.base import Record
 from sparrow.schema.common import ChatConfig, ColumnsConfig, DecodingConfig, Device
+from sparrow.schema.simulation import TrainDispatchConfig
 from sparrow.schema.types import (
     BatchTokens,
     Count,
@@ -225,6 +226,7 @@ class TrainRunConfig(Record):
     out: Directory | None = None  # None: runs/train/NAME of the configuration
     name: FolderName = "train"
     steps: Steps = 100
+    loop: Literal["sync", "async"] = "sync"  # async: rollout and learning at the same time
     seed: Seed = 0
     save_every: Steps = 10  # between checkpoints
     keep: Count = 2  # checkpoints that stay
@@ -275,6 +277,7 @@ class TrainConfig(Record):
     optimiser: RateConfig = RateConfig()
     gate: GateConfig = GateConfig()
     validation: ValidationConfig = ValidationConfig()
+    dispatch: TrainDispatchConfig = TrainDispatchConfig()  # of an asynchronous loop
     run: TrainRunConfig = TrainRunConfig()
 
     shortcuts: ClassVar = {
@@ -363,6 +366,11 @@ DATA = {
     "data.columns.source",
     "data.rows",
     "data.task",
+    "dispatch.group_filter",
+    "dispatch.in_flight",
+    "dispatch.late",
+    "dispatch.order",
+    "dispatch.prompt_filter",
     "gate.mode",
     "model.device",
     "model.dtype",
@@ -374,6 +382,7 @@ DATA = {
     "rollout.distill.targets",
     "rollout.distill.teacher",
     "rollout.speculative.acceptance",
+    "run.loop",
     "run.out",
     "run.name",
     "run.wandb",
