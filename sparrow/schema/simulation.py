@@ -46,6 +46,11 @@ class DispatchConfig(Record):
     )
 
 
+def fresh_groups(batch: int, replay: float) -> int:
+    """Groups of a batch that are not replayed."""
+    return batch - int(batch * replay)
+
+
 class TrainDispatchConfig(DispatchConfig):
     """`run.loop = "async"`: how rollout and learning overlap."""
 

@@ -23,7 +23,7 @@ from sparrow.dataflow.asynchronous.selection import (
     earliest_deadline,
     every_group,
 )
-from sparrow.schema.simulation import LateChoice
+from sparrow.schema.simulation import LateChoice, fresh_groups
 
 G = TypeVar("G")
 MEMORY = 0.95  # of the moving share of groups that are kept
@@ -97,7 +97,7 @@ class Dispatcher(Generic[G]):
     @property
     def fresh(self) -> int:
         """Groups of a batch that are not replayed."""
-        return self.batch - int(self.batch * self.replay)
+        return fresh_groups(self.batch, self.replay)
 
     # Workers.
 

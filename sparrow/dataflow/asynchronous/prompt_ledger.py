@@ -42,6 +42,7 @@ CREATE TABLE uses (
 CREATE UNIQUE INDEX one_first_use ON uses (lease) WHERE NOT replayed;
 """
 _VERSION = 1  # of the tables: PRAGMA user_version
+TAKEN_AGAIN = "taken again from step {}"  # why a resumed run returned a lease
 
 
 class Lease(NamedTuple):
@@ -97,7 +98,8 @@ class PromptLedger:
             run("PRAGMA synchronous = FULL")  # a commit is on disk when it returns
         (version,) = run("PRAGMA user_version").fetchone()
         if version == 0 and not run("SELECT 1 FROM sqlite_master").fetchone():
-            self._database.executescript(f"{_TABLES} PRAGMA user_version = {_VERSION};")
+            made = f"{_TABLES} PRAGMA user_version = {_VERSION};"
+            self._database.executescript(f"BEGIN; {made} COMMIT;")  # whole, or not at all
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"version {version}, expected {_VERSION}")
         (largest,) = run("SELECT coalesce(max(position), -1) FROM leases").fetchone()
@@ -177,7 +179,7 @@ class PromptLedger:
             ended = cursor.execute(f"{query} GROUP BY end, reason", (step,)).fetchall()
             (opened,) = cursor.execute("SELECT count(*) FROM leases WHERE end IS NULL").fetchone()
             cursor.execute("DELETE FROM uses WHERE step >= ?", (step,))
-            again = f"taken again from step {step}"
+            again = TAKEN_AGAIN.format(step)
             cursor.execute(
                 "UPDATE leases SET end = 'returned', reason = ?, step = ? "
                 "WHERE step >= ? AND end != 'returned'",
@@ -241,6 +243,12 @@ class PromptLedger:
         return LedgerAudit(prompts, **numbers, counts=self.counts(), problems=tuple(problems))
 
 
+def ledger_schema() -> tuple[int, dict[str, str | None]]:
+    """The version of a ledger's tables; tables and indexes by name, as the text that made them."""
+    with PromptLedger() as ledger:
+        return _VERSION, dict(ledger._database.execute("SELECT name, sql FROM sqlite_master"))
+
+
 def _end(cursor: sqlite3.Cursor, lease: Lease, end: End, reason: str, step: int) -> None:
     query = "UPDATE leases SET end = ?, reason = ?, step = ? WHERE lease = ? AND end IS NULL"
     cursor.execute(query, (end, reason, step, lease.number))
@@ -263,6 +271,12 @@ _PROBLEMS = {
     "(SELECT lease FROM uses WHERE NOT replayed)",
     "leases used twice for the first time": "SELECT lease FROM uses WHERE NOT replayed "
     "GROUP BY lease HAVING count(*) > 1",
+    "leases in a batch of another step than the one that ended them": "SELECT uses.lease FROM uses "
+    "JOIN leases USING (lease) WHERE NOT replayed AND uses.step != leases.step",
+    "prompts with an attempt missing or repeated": "SELECT position FROM leases GROUP BY position "
+    "HAVING min(attempt) != 1 OR max(attempt) != count(*) OR count(DISTINCT attempt) != count(*)",
+    "leases behind a gap in their numbers": "SELECT lease FROM (SELECT lease, lag(lease, 1, 0) "
+    "OVER (ORDER BY lease) AS before FROM leases) WHERE lease != before + 1",
     "replays before the first use": "SELECT later.lease FROM uses AS later JOIN uses AS first "
     "USING (lease) WHERE later.replayed AND NOT first.replayed AND later.step <= first.step",
 }

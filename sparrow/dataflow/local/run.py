@@ -28,7 +28,7 @@ from sparrow.dataflow.local.learner import LearnerSide
 from sparrow.dataflow.local.ledger import Ledger
 from sparrow.dataflow.local.messages import Callbacks, Clock, RolloutRequest
 from sparrow.dataflow.local.rollout import RolloutSide
-from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, RunFiles, import_wandb
+from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, LEFT_OUT, RunFiles, import_wandb
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
 from sparrow.files import has_sums, remove_unfinished, unfinished_path, write_whole
@@ -57,7 +57,6 @@ from sparrow.training.policy import Policy, shard
 from sparrow.training.world import World, join_world, rank_device
 from sparrow.training.world import current_rank as current_rank  # for the command line
 
-LEFT_OUT = "left_out.txt"
 GIB = 2**30
 
 
