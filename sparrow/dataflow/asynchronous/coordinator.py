@@ -84,6 +84,8 @@ class Coordinator:
     on_poll: Callable[[], None] = lambda: None  # about every POLL_SECONDS, in the thread
     header: str = "the worker is being opened"
     restarts: int = 0
+    again: int = 0  # prompts dispatched again, so far
+    waiting: bool = False  # the learner, for a batch
     interval: Interval = field(default_factory=Interval)
 
     def __post_init__(self) -> None:
@@ -132,6 +134,7 @@ class Coordinator:
         """Wait for the groups of the next step, and what happened since; None if `stop` says so."""
         begun = time.monotonic()
         with self._changed:
+            self.waiting = True
             while True:
                 self._raise_failure()
                 batch = self.dispatcher.take()
@@ -145,6 +148,7 @@ class Coordinator:
             self._pass_time()
             interval, self.interval = self.interval, Interval()
             interval.learner_idle = time.monotonic() - begun
+            self.waiting = False
             return batch, interval
 
     def evaluate(self, step: int, schedule: Schedule | None) -> None:
@@ -315,7 +319,11 @@ class Coordinator:
     def _give_back(self, lease: Lease, reason: str) -> None:
         if lease.number in self.dispatcher.under_way:
             self.dispatcher.fail(lease, reason)
-            self.interval.again += 1
+            self._count_again(1)
+
+    def _count_again(self, prompts: int) -> None:
+        self.interval.again += prompts
+        self.again += prompts
 
     # Prompts.
 
@@ -387,7 +395,7 @@ class Coordinator:
         if role == "rollout":
             self._version = None
             self._begun.clear()
-            self.interval.again += len(self.dispatcher.lose(role))
+            self._count_again(len(self.dispatcher.lose(role)))
         if self._crashes[role] > MOST_CRASHES:
             raise RuntimeError(f"the {role} worker ended {MOST_CRASHES} times in a row: {reason}")
         self._workers[role] = self.start_worker(role)

@@ -5,6 +5,7 @@ step, new weights go to the worker without waiting for it, and held-out rows are
 With staleness 0 both loops give the same bits on a CPU, with the same number of threads.
 """
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,13 +30,15 @@ from sparrow.dataflow.stopping import Stopped
 from sparrow.files import make_folder
 from sparrow.models.checkpoint import pick_device
 from sparrow.models.lora import Adapter
+from sparrow.schema.asynchronous import PROMPTS as PROMPTS_FILE
+from sparrow.schema.asynchronous import AsyncStatus, Phase
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation, outcome, outcome_shares
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
 
-PROMPT_LEDGER = "prompts.sqlite"
 LOGS = "workers"
+STATUS_SECONDS = 1.0  # between two writes of status.json
 
 
 @dataclass(kw_only=True)
@@ -44,6 +47,9 @@ class AsyncRolloutSide(RolloutSide):
 
     folder: Path
     coordinator: Coordinator = field(init=False)
+    step: int = field(init=False, default=0)  # steps taken
+    _idle: tuple[float, float] | None = field(init=False, default=None)  # shares of the last step
+    _written: float = field(init=False, default=0.0)  # when status.json was
 
     def __post_init__(self) -> None:
         assert isinstance(self.backend, WorkerBackend)
@@ -52,7 +58,7 @@ class AsyncRolloutSide(RolloutSide):
     def generate(self, request: RolloutRequest) -> RolloutBatch:
         """Wait for the groups of the next step."""
         coordinator = self.coordinator
-        coordinator.schedule = request.schedule
+        self.step, coordinator.schedule = request.step, request.schedule
         self._start(request.step)
         self.callbacks.phase("rollout", len(coordinator.dispatcher.buffer), request.prompts)
         found = coordinator.next_batch(lambda: self.stopping.requested)
@@ -66,7 +72,9 @@ class AsyncRolloutSide(RolloutSide):
                 f"{len(interval.overlong)} prompts of a step have more than {self.max_prompt} "
                 f"tokens ({interval.overlong[-1]}); raise rollout.max_prompt"
             )
-        return self._batch(batch, interval)
+        rollouts = self._batch(batch, interval)
+        self._idle = rollouts.metrics["async/rollout_idle"], rollouts.metrics["async/learner_idle"]
+        return rollouts
 
     def _start(self, step: int) -> None:
         if self.coordinator.started:
@@ -113,6 +121,8 @@ class AsyncRolloutSide(RolloutSide):
         return self.coordinator.evaluations(stop)
 
     def close(self) -> None:
+        if self.coordinator.started:
+            self.write_status("ended" if self.step >= self.config.run.steps - 1 else "stopped")
         self.coordinator.close()
         self.coordinator.dispatcher.ledger.close()
 
@@ -124,6 +134,39 @@ class AsyncRolloutSide(RolloutSide):
         dispatcher = self.coordinator.dispatcher
         dispatcher.prompts.restore(state["prompts"])
         dispatcher.kept_share = float(state["kept_share"])
+
+    def poll_status(self) -> None:
+        """Write status.json about every second."""
+        if time.monotonic() - self._written < STATUS_SECONDS:
+            return
+        self._written = time.monotonic()
+        coordinator = self.coordinator
+        evaluates = coordinator.waiting and coordinator.evaluations_waiting
+        waits: Phase = "evaluating" if evaluates else "waiting for groups"
+        self.write_status(waits if coordinator.waiting else "learning")
+
+    def write_status(self, phase: Phase) -> None:
+        coordinator, config = self.coordinator, self.config
+        dispatcher, idle = coordinator.dispatcher, self._idle or (None, None)
+        AsyncStatus(
+            time=time.time(),
+            pid=os.getpid(),
+            step=self.step,
+            steps=config.run.steps,
+            version=dispatcher.version,
+            staleness=dispatcher.staleness,
+            phase=phase,
+            under_way=len(dispatcher.under_way),
+            buffer=len(dispatcher.buffer),
+            batch=dispatcher.batch,
+            dropped=dict(dispatcher.dropped),
+            again=coordinator.again,
+            rollout_idle=idle[0],
+            learner_idle=idle[1],
+            worker_pid=coordinator.worker_pid,
+            worker_restarts=coordinator.restarts,
+            evaluations_waiting=coordinator.evaluations_waiting,
+        ).save(self.folder)
 
     def overlong(self, position: int) -> str | None:
         """Why the prompt of a position does not fit; None: it fits."""
@@ -170,7 +213,7 @@ def _coordinator(side: AsyncRolloutSide) -> Coordinator:
     make_folder(side.folder / LOGS)
     informative = side.algorithm.dynamic or settings.group_filter == "informative"
     dispatcher = Dispatcher[Group](
-        ledger=PromptLedger(side.folder / PROMPT_LEDGER),
+        ledger=PromptLedger(side.folder / PROMPTS_FILE),
         batch=config.rollout.prompts,
         staleness=settings.staleness,
         row=lambda position: side.rows.at(position).id,
@@ -200,6 +243,7 @@ def _coordinator(side: AsyncRolloutSide) -> Coordinator:
         in_flight=settings.in_flight,
         deadline=settings.deadline,
         report=lambda text: side.callbacks.event(text, "yellow"),
+        on_poll=side.poll_status,
     )
 
 
