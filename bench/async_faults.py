@@ -115,8 +115,13 @@ def config(args: argparse.Namespace) -> Path:
         "model": {"name": str(args.model), "device": "cpu"},
         "data": {"rows": str(rows), "reward": reward_name, "workers": 1, "deadline": 3.0},
         "rollout": {
-            **{"prompts": 4, "samples": 4, "max_tokens": 40, "max_prompt": 40, "kv_gib": 0.05},
-            **{"episode": f"{HERE}:episode", "attention": {"budget": 48}},
+            "prompts": 4,
+            "samples": 4,
+            "max_tokens": 40,
+            "max_prompt": 40,
+            "kv_gib": 0.05,
+            "episode": f"{HERE}:episode",
+            "attention": {"budget": 48},
         },
         "optimiser": {"rate": 1e-4},
         "gate": {"mode": "off"},
@@ -124,8 +129,12 @@ def config(args: argparse.Namespace) -> Path:
         "validation": {"every": 10, "prompts": 4, "rows": str(held)},
         "dispatch": {"staleness": args.staleness, "deadline": 10.0},
         "run": {
-            **{"loop": "async", "out": str(args.out / "run"), "steps": args.steps},
-            **{"save_every": 5, "tensorboard": False, "rollouts": 1},
+            "loop": "async",
+            "out": str(args.out / "run"),
+            "steps": args.steps,
+            "save_every": 5,
+            "tensorboard": False,
+            "rollouts": 1,
         },
     }
     file = args.out / "config.json"
@@ -176,6 +185,7 @@ def main() -> None:
         train_with_faults(args.train)
         return
     from sparrow import api
+    from sparrow.schema.asynchronous import AuditConfig
 
     args.out.mkdir(parents=True)
     if args.model is None:
@@ -201,10 +211,10 @@ def main() -> None:
         code = process.wait()
         ends[str(code)] += 1
         if (args.out / "run" / "prompts.sqlite").exists():
-            problems += api.audit(args.out / "run").problems
+            problems += api.audit(AuditConfig(run=args.out / "run")).problems
         if code == 0 or sum(ends.values()) > args.kills + args.faults:
             break
-    found = api.audit(args.out / "run")
+    found = api.audit(AuditConfig(run=args.out / "run"))
     print(
         json.dumps(
             {

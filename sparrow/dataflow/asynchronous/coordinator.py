@@ -29,7 +29,7 @@ from sparrow.dataflow.asynchronous.messages import (
     WeightsLoaded,
     WorkerFailed,
 )
-from sparrow.dataflow.asynchronous.prompt_ledger import Lease, LeaseCount
+from sparrow.dataflow.asynchronous.prompt_ledger import FAILED, LATE, Lease, LeaseCount
 from sparrow.dataflow.asynchronous.workers import WeightsFile, WorkerLost, WorkerProcess, ready
 from sparrow.dataflow.local.messages import EpisodeFailed
 from sparrow.schema.base import Record
@@ -314,7 +314,7 @@ class Coordinator:
         begun = self._begun.pop(message.lease, None)
         if begun is not None:
             self._last_failure = message.reason
-            self._give_back(begun[0], "episode failed")
+            self._give_back(begun[0], FAILED)
 
     def _give_back(self, lease: Lease, reason: str) -> None:
         if lease.number in self.dispatcher.under_way:
@@ -384,7 +384,7 @@ class Coordinator:
                 del self._begun[lease.number]
                 self._send("rollout", AbortGroup(lease=lease.number))
                 self._last_failure = f"no group after {self.deadline:g} s"
-                self._give_back(lease, "deadline")
+                self._give_back(lease, LATE)
 
     def _restart(self, role: Role, reason: str) -> None:
         """Start a worker again; prompts that it had are dispatched again."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from sparrow.dataflow.asynchronous.prompt_ledger import Lease, PromptLedger
+from sparrow.dataflow.asynchronous.prompt_ledger import LOST, Lease, PromptLedger
 from sparrow.dataflow.asynchronous.selection import (
     AllPrompts,
     GroupFilter,
@@ -63,7 +63,7 @@ class Dispatcher(Generic[G]):
     late        groups that must be used in this step and are under way: wait for them, or abort
     oversample  so many times the prompts that are needed; what is left over is aborted
     replay      share of a batch that earlier batches have used, while within the staleness
-    attempts    to answer a prompt whose worker fails, before it is dropped
+    attempts    to answer a prompt that fails, before it is dropped
     """
 
     ledger: PromptLedger
@@ -107,7 +107,7 @@ class Dispatcher(Generic[G]):
             return None
         for _ in range(MOST_SKIPPED):
             lease = self.ledger.lease(worker, self.version)
-            if lease.attempt > self.attempts:
+            if lease.failures >= self.attempts:
                 self._drop(lease, "failed too often")
             elif not self.prompts.admits(self.row(lease.position), self._draw(lease)):
                 self._drop(lease, "prompt filter")
@@ -152,7 +152,7 @@ class Dispatcher(Generic[G]):
         """Give back all prompts of a worker that is gone."""
         lost = [lease for lease, owner in self.under_way.values() if owner == worker]
         for lease in lost:
-            self.fail(lease, "worker lost")
+            self.fail(lease, LOST)
         return lost
 
     # The learner.

@@ -46,12 +46,17 @@ TAKEN_AGAIN = "taken again from step {}"  # why a resumed run returned a lease
 
 
 class Lease(NamedTuple):
-    """An attempt to answer a prompt, begun under a version of the weights."""
+    """An attempt to answer a prompt, begun under a version of the weights.
+
+    failures: earlier attempts that failed for their own sake. A lost worker, which may have answered
+    many prompts, counts a third; the end of the whole run counts nothing.
+    """
 
     number: int
     position: int
     attempt: int
     version: int
+    failures: int = 0
 
 
 class LeaseCount(NamedTuple):
@@ -136,6 +141,7 @@ class PromptLedger:
         with self._transaction() as cursor:
             query = "SELECT count(*) FROM leases WHERE position = ?"
             attempt = cursor.execute(query, (position,)).fetchone()[0] + 1
+            failed = cursor.execute(_FAILURES, (position,)).fetchone()[0] if again else 0
             cursor.execute(
                 "INSERT INTO leases (position, attempt, worker, version) VALUES (?, ?, ?, ?)",
                 (position, attempt, worker, version),
@@ -146,7 +152,7 @@ class PromptLedger:
             heapq.heappop(self._waiting)
         else:
             self._next += 1
-        return Lease(number, position, attempt, version)
+        return Lease(number, position, attempt, version, failed)
 
     def drop(self, lease: Lease, reason: str, step: int) -> None:
         """End a prompt without a use; step: the next to be taken."""
@@ -256,6 +262,11 @@ def _end(cursor: sqlite3.Cursor, lease: Lease, end: End, reason: str, step: int)
         raise ValueError(f"lease {lease.number} of prompt {lease.position} is not open")
 
 
+FAILED, LATE, LOST = "episode failed", "deadline", "worker lost"  # why leases are returned
+_FAILURES = f"""
+SELECT coalesce(sum(reason IN ('{FAILED}', '{LATE}')), 0) + coalesce(sum(reason = '{LOST}'), 0) / 3
+FROM leases WHERE position = ? AND end = 'returned'
+"""
 # Prompts of which every lease was returned.
 _WAITING = """
 SELECT position FROM leases GROUP BY position HAVING min(coalesce(end, '') = 'returned') = 1
