@@ -42,13 +42,15 @@ CREATE TABLE uses (
 CREATE UNIQUE INDEX one_first_use ON uses (lease) WHERE NOT replayed;
 """
 _VERSION = 1  # of the tables: PRAGMA user_version
-TAKEN_AGAIN = "taken again from step {}"  # why a resumed run returned a lease
+# Why leases are returned: in a run, and when one is resumed.
+FAILED, LATE, LOST = "episode failed", "deadline", "worker lost"
+ENDED, TAKEN_AGAIN = "the process ended", "taken again from step {}"
 
 
 class Lease(NamedTuple):
     """An attempt to answer a prompt, begun under a version of the weights.
 
-    failures: earlier attempts that failed for their own sake. A lost worker, which may have answered
+    failures: earlier attempts that failed for their own sake. A lost worker, which may have had
     many prompts, counts a third; the end of the whole run counts nothing.
     """
 
@@ -179,7 +181,6 @@ class PromptLedger:
 
         Prompts that were open, and those that ended in this step or later, are dispatched again.
         """
-        lost = "the process ended"
         with self._transaction() as cursor:
             query = "SELECT end, reason, count(*) FROM leases WHERE step >= ? AND end != 'returned'"
             ended = cursor.execute(f"{query} GROUP BY end, reason", (step,)).fetchall()
@@ -193,12 +194,12 @@ class PromptLedger:
             )
             cursor.execute(
                 "UPDATE leases SET end = 'returned', reason = ?, step = ? WHERE end IS NULL",
-                (lost, step),
+                (ENDED, step),
             )
         self._waiting = [position for (position,) in self._database.execute(_WAITING)]
         heapq.heapify(self._waiting)
         counts = [LeaseCount(*row) for row in ended]
-        return (*counts, *([LeaseCount("open", lost, opened)] if opened else []))
+        return (*counts, *([LeaseCount("open", ENDED, opened)] if opened else []))
 
     # What is there.
 
@@ -262,9 +263,9 @@ def _end(cursor: sqlite3.Cursor, lease: Lease, end: End, reason: str, step: int)
         raise ValueError(f"lease {lease.number} of prompt {lease.position} is not open")
 
 
-FAILED, LATE, LOST = "episode failed", "deadline", "worker lost"  # why leases are returned
 _FAILURES = f"""
-SELECT coalesce(sum(reason IN ('{FAILED}', '{LATE}')), 0) + coalesce(sum(reason = '{LOST}'), 0) / 3
+SELECT coalesce(sum(reason NOT IN ('{LOST}', '{ENDED}') AND reason NOT LIKE '{TAKEN_AGAIN[:-3]}%'),
+    0) + coalesce(sum(reason = '{LOST}'), 0) / 3
 FROM leases WHERE position = ? AND end = 'returned'
 """
 # Prompts of which every lease was returned.
