@@ -6,7 +6,7 @@ from pydantic import Field
 
 from sparrow.schema.base import File, Record, Table
 from sparrow.schema.options import option
-from sparrow.schema.types import Count, Seconds, Seed, Several, Share, Tokens, Workers
+from sparrow.schema.types import Count, InFlight, Seconds, Seed, Several, Share, Tokens, Workers
 
 Staleness = Annotated[int, Field(ge=0, le=1000)]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
@@ -15,7 +15,6 @@ PromptChoice = Literal["all", "drop_solved", "greso"]
 GroupChoice = Literal["all", "informative"]
 OrderChoice = Literal["fifo", "earliest_deadline"]
 LateChoice = Literal["wait", "abort"]
-InFlight = Literal["keep", "recompute", "restart"]
 
 
 class DispatchConfig(Record):
