@@ -6,16 +6,7 @@ from pydantic import Field
 
 from sparrow.schema.base import File, Record, Table
 from sparrow.schema.options import option
-from sparrow.schema.types import (
-    Count,
-    InFlight,
-    Seconds,
-    Seed,
-    Several,
-    Share,
-    Tokens,
-    Workers,
-)
+from sparrow.schema.types import Count, InFlight, Seconds, Seed, Several, Share, Tokens, Workers
 
 Staleness = Annotated[int, Field(ge=0, le=1000)]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
