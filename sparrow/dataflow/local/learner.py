@@ -19,12 +19,13 @@ from sparrow.schema.episode import Group, TrainSample, Trajectory
 from sparrow.schema.gate import AcceptanceReading, RatioEstimate
 from sparrow.schema.train import TrainConfig
 from sparrow.training.distillation import Distiller, DistillUpdate
-from sparrow.training.learner import Learner, PolicySnapshot, SampleScores, UpdateStats
+from sparrow.training.learner import Learner, PolicySnapshot, SampleScores
 from sparrow.training.objectives.advantages import Rewards
 from sparrow.training.objectives.algorithms import Algorithm
 from sparrow.training.objectives.corrections import combine, diagnose
 from sparrow.training.policy import TeacherStates
 from sparrow.training.sparse_attention import SparseDecoding
+from sparrow.training.update import UpdateStats
 
 
 @dataclass(kw_only=True)

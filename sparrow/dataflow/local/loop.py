@@ -39,7 +39,7 @@ from sparrow.schema.episode import Group
 from sparrow.schema.loading import RESOLVED, read_resolved
 from sparrow.schema.train import TrainConfig, code_settings
 from sparrow.schema.types import Report
-from sparrow.training.learner import UpdateStats
+from sparrow.training.update import UpdateStats
 
 
 def train(run: Run) -> Path:

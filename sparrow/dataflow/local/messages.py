@@ -3,7 +3,7 @@
     RolloutRequest    run -> rollout side: sample a step
     RolloutBatch      rollout side -> run -> learner side: its groups, and what became of its rows
     LearnerBatch      learner side -> run: measurements for the gate, and samples with weights
-    UpdateStats       learner side -> run: an optimiser step (training/learner.py)
+    UpdateStats       learner side -> run: an optimiser step (training/update.py)
 
 Weights go from the learner side to the rollout side by Hugging Face names, with a version.
 """
