@@ -21,6 +21,7 @@ from sparrow.models.spec import FileKeys, naming, read_json, write_json
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 SHARD_BYTES = 4 * 2**30
 _FLOATS = {"F16", "BF16", "F32", "F64"}
 
@@ -36,7 +37,7 @@ def fingerprint(model: Decoder) -> str:
 
 def hf_views(model: Decoder) -> dict[str, Tensor]:
     """Every weight under its Hugging Face name, sharing memory with the decoder's own."""
-    views = {"model.embed_tokens.weight": model.embed.weight}
+    views = {EMBEDDING: model.embed.weight}
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, DecoderLayer)
         views |= {f"model.layers.{index}.{name}": view for name, view in _layer_views(layer)}
@@ -44,6 +45,15 @@ def hf_views(model: Decoder) -> dict[str, Tensor]:
     if model.lm_head is not None:
         views[HEAD] = model.lm_head.weight
     return {name: view.detach() for name, view in views.items()}
+
+
+def with_weights(model: Decoder, weights: Mapping[str, Tensor]) -> Decoder:
+    """A model of the same shape and source with other tensors, by the decoder's own names."""
+    with torch.device("meta"):
+        made = Decoder(model.spec)
+    made.load_state_dict(weights, assign=True)
+    made.source = model.source
+    return made
 
 
 def _layer_views(layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:

@@ -95,6 +95,12 @@ class LearnerBatch:
         tokens = np.concatenate([np.zeros(0), *(scores.entropy for scores in self.scores)])
         return float(tokens.mean()) if len(tokens) else None
 
+    def shares(self, updates: int) -> list[list[int]]:
+        """The samples of each optimiser step, by number: whole groups, evenly; none is empty."""
+        parts = np.array_split(np.unique(np.array(self.groups, dtype=int)), updates)
+        numbers = [[n for n, group in enumerate(self.groups) if group in part] for part in parts]
+        return [share for share in numbers if share]
+
 
 # Callbacks.
 

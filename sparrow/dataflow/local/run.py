@@ -27,12 +27,13 @@ from sparrow.dataflow.local.learner import LearnerSide
 from sparrow.dataflow.local.ledger import Ledger
 from sparrow.dataflow.local.messages import Callbacks, Clock, RolloutRequest
 from sparrow.dataflow.local.rollout import RolloutSide
+from sparrow.dataflow.local.sides import LearnerProtocol, RolloutProtocol
 from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, RunFiles, import_wandb
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
 from sparrow.files import has_sums, remove_unfinished, unfinished_path, write_whole
 from sparrow.gate import Gate
-from sparrow.models import Decoder, fingerprint, load, provenance, save, tokenizer_digest
+from sparrow.models import Decoder, fingerprint, load, save, tokenizer_digest
 from sparrow.models.actor import load_actor, save_actor
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.lora import Adapter
@@ -67,10 +68,12 @@ class Run:
     """
 
     config: TrainConfig
-    rollout: RolloutSide
-    learner: LearnerSide
+    rollout: RolloutProtocol
+    learner: LearnerProtocol
     gate: Gate
     ledger: Ledger
+    world: World
+    stopping: GracefulShutdown
 
     def __enter__(self) -> Self:
         return self
@@ -83,10 +86,6 @@ class Run:
             self.ledger.files.close()
         self.rollout.close()
         self.world.leave()
-
-    @property
-    def world(self) -> World:
-        return self.rollout.world
 
     @property
     def step(self) -> int:
@@ -104,24 +103,22 @@ class Run:
 
     @callbacks.setter
     def callbacks(self, callbacks: Callbacks) -> None:
-        for part in (self.rollout, self.learner, self.ledger):
-            part.callbacks = callbacks
+        self.rollout.callbacks = self.learner.callbacks = self.ledger.callbacks = callbacks
 
     def header(self) -> list[str]:
         """What runs, in a few lines; sparse or dense first."""
-        decoding = self.rollout.decoding(self.gate.schedule)
-        parts = describe_run(self.config, decoding, self.rollout.rows.name)
-        origin = provenance(self.learner.learner.policy.model)
-        isolation = getattr(self.rollout.judge, "isolation", None)
-        parts["model"] += f" ({origin}) | {self.rollout.backend.header()}"
-        parts["data"] += f" | verifiers in processes ({isolation})" if isolation else ""
+        decoding, header = self.rollout.decoding(self.gate.schedule), self.rollout.header()
+        parts = describe_run(self.config, decoding, header.rows)
+        parts["model"] += f" ({self.learner.header()}) | {header.engine}"
+        if header.verifiers:
+            parts["data"] += f" | verifiers in processes ({header.verifiers})"
         return [f"{name}: {text}" for name, text in parts.items()]
 
     # A step.
 
     def start_step(self) -> Clock:
         """Start a step; raise Stopped on all ranks if a shutdown was requested on any."""
-        if any(self.world.all_gather(self.rollout.stopping.requested)):
+        if any(self.world.all_gather(self.stopping.requested)):
             raise Stopped
         return Clock()
 
@@ -140,12 +137,12 @@ class Run:
     def sync_weights(self) -> None:
         """Copy the learner's weights to the backend; their version is the number of steps taken."""
         self.callbacks.phase("weights")
-        self.rollout.backend.wake()
+        self.rollout.wake()
         self._sync(self.step + 1)
 
     def _sync(self, version: int) -> None:
         weights, adapter = self.learner.weights(), self.learner.adapter
-        self.rollout.backend.sync_weights(weights, version=version, adapter=adapter)
+        self.rollout.sync_weights(weights, version=version, adapter=adapter)
 
     # After a step.
 
@@ -156,7 +153,7 @@ class Run:
             self.validate()
 
     def validate(self) -> None:
-        if self.rollout.validation:
+        if self.config.validation.every:
             self.ledger.record_validation(self.rollout.validate(self.gate.schedule))
 
     def save_if_due(self) -> None:
@@ -173,10 +170,7 @@ class Run:
         self.world.on_first_rank(lambda: ledger.checkpoints.save(self.step, state, ledger.identity))
 
     def state(self) -> dict[str, Any]:
-        parts = {"gate": self.gate.state(), "learner": self.learner.learner.state()}
-        if self.learner.distiller is not None:
-            parts["distiller"] = self.learner.distiller.state()
-        return {**self.ledger.state(), **parts}
+        return {**self.ledger.state(), "gate": self.gate.state(), **self.learner.state()}
 
     def load_checkpoint(self, step: int) -> None:
         """Restore the state after a step, and give the backend its weights."""
@@ -186,9 +180,7 @@ class Run:
             if state["step"] != step:
                 raise ValueError("it belongs to another step")
             self.ledger.restore(state)
-            self.learner.learner.restore(state["learner"])
-            if self.learner.distiller is not None:
-                self.learner.distiller.restore(state["distiller"])
+            self.learner.restore(state)
             self.gate = Gate.restore(gate_config(self.config), state["gate"])
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -379,7 +371,15 @@ def open_parts(
     mass = decoding.flow.mass is not None
     # Under exact decoding the actor is the policy: the gate has nothing to change.
     gate = Gate(gate_config(config), None if exact else schedule, longest=longest, mass=mass)
-    return Run(config=config, rollout=side, learner=learner, gate=gate, ledger=ledger)
+    return Run(
+        config=config,
+        rollout=side,
+        learner=learner,
+        gate=gate,
+        ledger=ledger,
+        world=world,
+        stopping=stopping,
+    )
 
 
 def _ranks(config: TrainConfig, device: torch.device) -> World:
