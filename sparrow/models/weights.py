@@ -47,15 +47,6 @@ def hf_views(model: Decoder) -> dict[str, Tensor]:
     return {name: view.detach() for name, view in views.items()}
 
 
-def with_weights(model: Decoder, weights: Mapping[str, Tensor]) -> Decoder:
-    """A model of the same shape and source with other tensors, by the decoder's own names."""
-    with torch.device("meta"):
-        made = Decoder(model.spec)
-    made.load_state_dict(weights, assign=True)
-    made.source = model.source
-    return made
-
-
 def _layer_views(layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
     attention, mlp = layer.attention, layer.mlp
     yield "input_layernorm.weight", layer.attention_norm.weight
@@ -74,6 +65,28 @@ def _layer_views(layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
     yield "mlp.gate_proj.weight", gate
     yield "mlp.up_proj.weight", up
     yield "mlp.down_proj.weight", mlp.down.weight
+
+
+def with_weights(model: Decoder, weights: Mapping[str, Tensor]) -> Decoder:
+    """A model of the same shape and source with other tensors, by the decoder's own names."""
+    made = _without_weights(model)
+    made.load_state_dict(weights, assign=True)
+    return made
+
+
+def with_hf_weights(model: Decoder, weights: Mapping[str, Tensor]) -> Decoder:
+    """A model of the same shape, source and dtype in host memory, with weights of `hf_views`."""
+    made = _without_weights(model).to(model.dtype).to_empty(device="cpu")
+    for name, view in hf_views(made).items():
+        view.copy_(weights[name])
+    return made
+
+
+def _without_weights(model: Decoder) -> Decoder:
+    with torch.device("meta"):
+        made = Decoder(model.spec)
+    made.source = model.source
+    return made
 
 
 class _Index(FileKeys):

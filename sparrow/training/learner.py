@@ -21,7 +21,7 @@ from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import OptimiserConfig
 from sparrow.training.batching import MicroBatch, rank_batches
 from sparrow.training.objectives.surrogates import Objective
-from sparrow.training.optimiser import adamw, rate_at
+from sparrow.training.optimiser import adamw, moments, rate_at
 from sparrow.training.packing import by_token, join, pack_samples
 from sparrow.training.policy import (
     ActorStates,
@@ -276,14 +276,10 @@ class Learner:
         return {name: full_tensor(weight.detach()) for name, weight in named}
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint, in host memory; a collective call on all ranks."""
-        optimiser = self.optimiser.state_dict()
-        moments = {
-            number: {name: full_tensor(value).cpu() for name, value in tensors.items()}
-            for number, tensors in optimiser["state"].items()
-        }
-        weights = {name: weight.cpu() for name, weight in self.named_weights().items()}
-        return {"taken": self.taken, "weights": weights, "moments": moments}
+        """A copy for a checkpoint, in host memory; a collective call on all ranks."""
+        named = self.named_weights().items()
+        weights = {name: weight.to("cpu", copy=True) for name, weight in named}
+        return {"taken": self.taken, "weights": weights, "moments": moments(self.optimiser)}
 
     def restore(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
@@ -292,8 +288,8 @@ class Learner:
         optimiser = self.optimiser.state_dict()
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         optimiser["state"] = {
-            number: {name: _like(parameters[number], value) for name, value in moments.items()}
-            for number, moments in state["moments"].items()
+            number: {name: _like(parameters[number], value) for name, value in values.items()}
+            for number, values in state["moments"].items()
         }
         self.optimiser.load_state_dict(optimiser)
         self.taken = state["taken"]
