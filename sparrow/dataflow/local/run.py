@@ -28,6 +28,7 @@ from sparrow.dataflow.local.ledger import Ledger
 from sparrow.dataflow.local.messages import Callbacks, Clock, RolloutRequest
 from sparrow.dataflow.local.rollout import RolloutSide
 from sparrow.dataflow.local.sides import LearnerProtocol, RolloutProtocol
+from sparrow.dataflow.local.transformers_learner import TransformersLearner
 from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, RunFiles, import_wandb
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
@@ -397,7 +398,11 @@ def _learner_side(
     dtype: torch.dtype,
     algorithm: Algorithm,
     world: World,
-) -> LearnerSide:
+) -> LearnerProtocol:
+    if config.run.learner == "transformers":
+        if world.size > 1:
+            raise ValueError(f"run.learner: expected sparrow for {world.size} ranks")
+        return TransformersLearner(config, model, algorithm)
     batch, distill = config.batch, config.rollout.distill
     joined = model.device.type == "cuda" if batch.compile is None else batch.compile
     adapter = _adapter(config, model) if distill.on else None  # before weights are sharded
