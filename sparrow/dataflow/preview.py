@@ -396,6 +396,8 @@ class _Planner:
             notes.append(
                 "exact decoding is timed as dense: how many drafts are accepted is unknown"
             )
+        if self.config.run.learner != "sparrow":
+            notes.append("memory and times are those of our learner: another one may need more")
         if not self.counted:
             notes.append(f"prompts are not counted: {self.prompt} tokens each are assumed")
         if self.algorithm.dynamic:

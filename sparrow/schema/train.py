@@ -235,6 +235,8 @@ class TrainRunConfig(Record):
     tensorboard: bool = True
     wandb: Name | None = None  # project of Weights & Biases that gets the metrics; None: off
     skips: Steps = 5  # steps in a row without a finite loss and gradient before it stops
+    # transformers: plain transformers in float32 on one device, to compare with.
+    learner: Literal["sparrow", "transformers"] = "sparrow"
 
     _older = older_out
 
@@ -335,6 +337,8 @@ class TrainConfig(Record):
             sparse = self.rollout.sparse and self.rollout.decoding != "exact"
             self.require(sparse, "batch.attention", "dense, unless rollouts are sparse", "sparse")
             self.require(not self.rollout.distill.on, "batch.attention", "dense beside an adapter")
+        if self.run.learner != "sparrow":
+            self._refuse_without_sparrow()
         if self.validation.every:
             self._refuse_seen()
         if self.run.loop == "async":
@@ -345,6 +349,21 @@ class TrainConfig(Record):
         self.require(not self.rollout.distill.on, "run.loop", "sync with rollout.distill", "async")
         dense = self.batch.attention == "dense"
         self.require(dense, "run.loop", "sync with batch.attention = sparse", "async")
+        stale = self.dispatch.staleness > 0 and self.gate.mode != "off"
+        heads = self.run.learner == "sparrow" or not stale
+        allowed = "sparrow with an async loop and a gate: others keep no older LM heads"
+        self.require(heads, "run.learner", allowed, self.run.learner)
+
+    def _refuse_without_sparrow(self) -> None:
+        """Refuse what other learners than ours cannot do."""
+        needs = {
+            "rollout.distill": self.rollout.distill.on,
+            "batch.attention = sparse": self.batch.attention == "sparse",
+            "algorithm.kl": self.algorithm.kl > 0,
+            "gate.max_kl": self.gate.max_kl is not None,
+        }
+        for setting, is_set in needs.items():
+            self.require(not is_set, "run.learner", f"sparrow with {setting}")
 
     def _refuse_seen(self) -> None:
         """Refuse validation on rows of the training."""
@@ -393,6 +412,7 @@ DATA = {
     "rollout.distill.targets",
     "rollout.distill.teacher",
     "rollout.speculative.acceptance",
+    "run.learner",
     "run.loop",
     "run.out",
     "run.name",

@@ -42,7 +42,6 @@ Weight = Annotated[float, Field(ge=0, le=1e6)]
 HardMisses = Annotated[float, Field(ge=0, lt=1000)]  # per 1000 tokens
 Gib = Annotated[float, Field(gt=0, le=2**20)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-InFlight = Literal["keep", "recompute", "restart"]  # samples under way, when weights change
 Temperature = Annotated[float, Field(ge=0, le=1e6)]  # 0 is greedy, more is uniform
 # What becomes of samples under way when weights change; see Engine.update.
 InFlight = Literal["keep", "recompute", "restart"]

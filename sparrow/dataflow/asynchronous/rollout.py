@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,12 @@ from sparrow.dataflow.asynchronous.messages import Open
 from sparrow.dataflow.asynchronous.prompt_ledger import PromptLedger
 from sparrow.dataflow.asynchronous.selection import GROUPS, ORDERS, PROMPTS
 from sparrow.dataflow.asynchronous.workers import WorkerProcess
-from sparrow.dataflow.backend import RolloutBackend, Sampler
-from sparrow.dataflow.local.messages import RolloutBatch, RolloutRequest
-from sparrow.dataflow.local.rollout import MOST_OVERLONG, RolloutSide, without_states
-from sparrow.dataflow.stopping import Stopped
+from sparrow.dataflow.language import Language
+from sparrow.dataflow.local.messages import Callbacks, NoCallbacks, RolloutBatch, RolloutRequest
+from sparrow.dataflow.local.rollout import MOST_OVERLONG, without_states
+from sparrow.dataflow.local.sides import RolloutHeader, RolloutProtocol
+from sparrow.dataflow.stopping import GracefulShutdown, Stopped
+from sparrow.engine.answer import ResolvedDecoding
 from sparrow.files import make_folder
 from sparrow.models.checkpoint import pick_device
 from sparrow.models.lora import Adapter
@@ -36,24 +37,42 @@ from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation, outcome, outcome_shares
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
+from sparrow.sparse.flows.flow import Flow
+from sparrow.tasks.base import Examples
+from sparrow.training.objectives.algorithms import Algorithm
 
 LOGS = "workers"
 STATUS_SECONDS = 1.0  # between two writes of status.json
 
 
 @dataclass(kw_only=True)
-class AsyncRolloutSide(RolloutSide):
-    """Rollouts by a worker process; `backend` is the way to it."""
+class AsyncRolloutSide(RolloutProtocol):
+    """Rollouts by a worker process. dtype: of its weights. folder: of the run."""
 
+    config: TrainConfig
+    rows: Examples
+    language: Language
+    algorithm: Algorithm
+    max_prompt: int  # tokens
+    exact: ResolvedDecoding | None
+    flow: Flow
+    dtype: torch.dtype
     folder: Path
+    stopping: GracefulShutdown
+    callbacks: Callbacks = field(default_factory=NoCallbacks)
     coordinator: Coordinator = field(init=False)
     step: int = field(init=False, default=0)  # steps taken
     _idle: tuple[float, float] | None = field(init=False, default=None)  # shares of the last step
     _written: float = field(init=False, default=0.0)  # when status.json was
 
     def __post_init__(self) -> None:
-        assert isinstance(self.backend, WorkerBackend)
-        self.coordinator = self.backend.coordinator = _coordinator(self)
+        self.coordinator = _coordinator(self)
+
+    def header(self) -> RolloutHeader:
+        return RolloutHeader(self.rows.name, "engine in a worker process", None)
+
+    def decoding(self, schedule: Schedule | None) -> ResolvedDecoding:
+        return self.exact or ResolvedDecoding(schedule, self.flow)
 
     def generate(self, request: RolloutRequest) -> RolloutBatch:
         """Wait for the groups of the next step."""
@@ -107,12 +126,24 @@ class AsyncRolloutSide(RolloutSide):
     def sleep(self) -> None:
         """The worker goes on while the learner works."""
 
-    def validate(
-        self, step: int, schedule: Schedule | None, *, wait: bool = False
-    ) -> list[tuple[int, Evaluation]]:
+    def wake(self) -> None:
+        """The worker has gone on."""
+
+    def sync_weights(
+        self, weights: Mapping[str, torch.Tensor], *, version: int, adapter: Adapter | None = None
+    ) -> None:
+        """Send weights to the worker, without waiting for it."""
+        assert adapter is None, "refused by the configuration"
+        copies = {name: weight.to("cpu", self.dtype) for name, weight in weights.items()}
+        self.coordinator.load_weights(copies, version)
+
+    def evaluate(self, schedule: Schedule | None, *, sparse: bool | None = None) -> Evaluation:
+        raise ValueError("an asynchronous run is evaluated beside its steps: use validate")
+
+    def validate(self, step: int, schedule: Schedule | None) -> list[tuple[int, Evaluation]]:
         self._start(step)
         self.coordinator.evaluate(step, schedule)
-        return self.evaluations(wait=wait)
+        return self.evaluations()
 
     def evaluations(self, *, wait: bool = False) -> list[tuple[int, Evaluation]]:
         if wait and self.coordinator.evaluations_waiting:
@@ -177,37 +208,6 @@ class AsyncRolloutSide(RolloutSide):
         return f"{example.id} ({tokens} of at most {self.max_prompt} tokens)"
 
 
-class WorkerBackend(RolloutBackend):
-    """The way to the engine of a worker process. dtype: of its weights."""
-
-    coordinator: Coordinator
-
-    def __init__(self, dtype: torch.dtype, max_context: int) -> None:
-        self.dtype, self.max_context = dtype, max_context
-
-    def serving(self) -> AbstractAsyncContextManager[Sampler]:
-        raise ValueError("prompts are answered in the worker process")
-
-    def sync_weights(
-        self, weights: Mapping[str, torch.Tensor], *, version: int, adapter: Adapter | None = None
-    ) -> None:
-        assert adapter is None, "refused by the configuration"
-        copies = {name: weight.to("cpu", self.dtype) for name, weight in weights.items()}
-        self.coordinator.load_weights(copies, version)
-
-    def set_actor(self, adapter: Adapter | None) -> None:
-        assert adapter is None, "refused by the configuration"
-
-    def sleep(self) -> None:
-        """The worker goes on."""
-
-    def wake(self) -> None:
-        """The worker has gone on."""
-
-    def header(self) -> str:
-        return "engine in a worker process"
-
-
 def _coordinator(side: AsyncRolloutSide) -> Coordinator:
     config, settings = side.config, side.config.dispatch
     make_folder(side.folder / LOGS)
@@ -252,11 +252,6 @@ def share_threads(config: TrainConfig) -> int | None:
     if pick_device(config.model.device).type != "cpu":
         return None
     return max(1, torch.get_num_threads() // 2)
-
-
-async def elsewhere(example: Any, text: Any) -> Any:
-    """Stands for the episode and the judge, which are in the worker process."""
-    raise ValueError("episodes run in the worker process")
 
 
 def _watched(groups: Sequence[Group]) -> tuple[Trajectory, ...]:

@@ -23,7 +23,7 @@ from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.evaluation import Evaluation, describe_problems
 from sparrow.schema.gate import GateCheck
 from sparrow.schema.train import GateConfig, TrainConfig
-from sparrow.training.learner import UpdateStats
+from sparrow.training.update import UpdateStats
 
 NAMED = 5  # rows listed by name in a message
 FAULTS = (

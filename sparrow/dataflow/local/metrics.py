@@ -14,7 +14,7 @@ from sparrow.schema.gate import metrics as gate_metrics
 from sparrow.schema.sampling import SpeculationStats
 from sparrow.stats import FAR_TAIL, TAIL, UNCERTAIN, hard_misses
 from sparrow.training.distillation import DistillUpdate
-from sparrow.training.learner import UpdateStats
+from sparrow.training.update import UpdateStats
 
 Metrics = dict[str, float]
 FloatArray = npt.NDArray[np.float64]

@@ -8,7 +8,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from torch import Tensor
 
 from sparrow.dataflow.backend import RolloutBackend, Sampler
 from sparrow.dataflow.episodes import Actor, Episode, shaped_reward
@@ -24,8 +26,10 @@ from sparrow.dataflow.local.messages import (
     RolloutRequest,
     Unjudged,
 )
+from sparrow.dataflow.local.sides import RolloutHeader, RolloutProtocol
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.engine.answer import DENSE, ResolvedDecoding
+from sparrow.models.lora import Adapter
 from sparrow.schema.base import from_dict
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation, outcome, outcome_shares
@@ -52,7 +56,7 @@ class PromptSlot(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class RolloutSide:
+class RolloutSide(RolloutProtocol):
     """The backend with its rows, episode and judge, and the held-out rows.
 
     A step changes nothing of it but the backend's weights.
@@ -73,44 +77,43 @@ class RolloutSide:
     stopping: GracefulShutdown = field(default_factory=GracefulShutdown)
     callbacks: Callbacks = field(default_factory=NoCallbacks)
 
+    def header(self) -> RolloutHeader:
+        isolation = getattr(self.judge, "isolation", None)
+        return RolloutHeader(self.rows.name, self.backend.header(), isolation)
+
     def sleep(self) -> None:
         """Free the backend's memory while the learner works."""
         if self.config.rollout.sleep:
             self.backend.sleep()
 
+    def wake(self) -> None:
+        self.backend.wake()
+
+    def sync_weights(
+        self, weights: Mapping[str, Tensor], *, version: int, adapter: Adapter | None = None
+    ) -> None:
+        self.backend.sync_weights(weights, version=version, adapter=adapter)
+
     def decoding(self, schedule: Schedule | None) -> ResolvedDecoding:
         """How tokens are sampled in a step under this schedule of the gate."""
         return self.exact or ResolvedDecoding(schedule, self.flow)
 
-    def validate(
-        self, step: int, schedule: Schedule | None, *, wait: bool = False
-    ) -> list[tuple[int, Evaluation]]:
-        """Measure accuracy on held-out rows after a step; return what has ended, by step."""
-        return [(step, self.evaluate(schedule))]
+    def evaluate(self, schedule: Schedule | None, *, sparse: bool | None = None) -> Evaluation:
+        """Measure accuracy on held-out rows, on the first rank.
 
-    def evaluations(self, *, wait: bool = False) -> list[tuple[int, Evaluation]]:
-        """Evaluations that have ended since; none, as `validate` waits for its own."""
-        return []
-
-    def evaluate(self, schedule: Schedule | None) -> Evaluation:
-        """Measure accuracy on held-out rows, on the first rank; dense unless validation.sparse."""
+        sparse: under the schedule, otherwise dense; None: as validation.sparse says.
+        """
         self.callbacks.phase("validation")
         config, most = self.config, self.config.rollout.max_tokens
         samples = config.validation.samples  # the same seeds each time, so that points compare
         params = SamplingParams(n=samples, max_tokens=most, seed=VALIDATION_SEED)
         arguments = (self.backend, self.validation, self.language, params)
-        decoding = self.decoding(schedule) if config.validation.sparse else DENSE
+        sparse = config.validation.sparse if sparse is None else sparse
+        decoding = self.decoding(schedule) if sparse else DENSE
         return self.world.on_first_rank(
             lambda: evaluate(*arguments, model=config.model.name, decoding=decoding).evaluation,
             (Unjudged,),
         )
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint needs; nothing, as every draw is a function of seed, step and row."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
 
     def close(self) -> None:
         """Stop the verifiers."""

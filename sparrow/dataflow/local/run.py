@@ -28,12 +28,14 @@ from sparrow.dataflow.local.learner import LearnerSide
 from sparrow.dataflow.local.ledger import Ledger
 from sparrow.dataflow.local.messages import Callbacks, Clock, RolloutRequest
 from sparrow.dataflow.local.rollout import RolloutSide
+from sparrow.dataflow.local.sides import LearnerProtocol, RolloutProtocol
+from sparrow.dataflow.local.transformers_learner import TransformersLearner
 from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, LEFT_OUT, RunFiles, import_wandb
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
 from sparrow.files import has_sums, remove_unfinished, unfinished_path, write_whole
 from sparrow.gate import Gate
-from sparrow.models import Decoder, fingerprint, load, provenance, save, tokenizer_digest
+from sparrow.models import Decoder, fingerprint, load, save, tokenizer_digest
 from sparrow.models.actor import load_actor, save_actor
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.lora import Adapter
@@ -68,10 +70,12 @@ class Run:
     """
 
     config: TrainConfig
-    rollout: RolloutSide
-    learner: LearnerSide
+    rollout: RolloutProtocol
+    learner: LearnerProtocol
     gate: Gate
     ledger: Ledger
+    world: World
+    stopping: GracefulShutdown
 
     def __enter__(self) -> Self:
         return self
@@ -84,10 +88,6 @@ class Run:
             self.ledger.files.close()
         self.rollout.close()
         self.world.leave()
-
-    @property
-    def world(self) -> World:
-        return self.rollout.world
 
     @property
     def step(self) -> int:
@@ -105,24 +105,22 @@ class Run:
 
     @callbacks.setter
     def callbacks(self, callbacks: Callbacks) -> None:
-        for part in (self.rollout, self.learner, self.ledger):
-            part.callbacks = callbacks
+        self.rollout.callbacks = self.learner.callbacks = self.ledger.callbacks = callbacks
 
     def header(self) -> list[str]:
         """What runs, in a few lines; sparse or dense first."""
-        decoding = self.rollout.decoding(self.gate.schedule)
-        parts = describe_run(self.config, decoding, self.rollout.rows.name)
-        origin = provenance(self.learner.learner.policy.model)
-        isolation = getattr(self.rollout.judge, "isolation", None)
-        parts["model"] += f" ({origin}) | {self.rollout.backend.header()}"
-        parts["data"] += f" | verifiers in processes ({isolation})" if isolation else ""
+        decoding, header = self.rollout.decoding(self.gate.schedule), self.rollout.header()
+        parts = describe_run(self.config, decoding, header.rows)
+        parts["model"] += f" ({self.learner.header()}) | {header.engine}"
+        if header.verifiers:
+            parts["data"] += f" | verifiers in processes ({header.verifiers})"
         return [f"{name}: {text}" for name, text in parts.items()]
 
     # A step.
 
     def start_step(self) -> Clock:
         """Start a step; raise Stopped on all ranks if a shutdown was requested on any."""
-        if any(self.world.all_gather(self.rollout.stopping.requested)):
+        if any(self.world.all_gather(self.stopping.requested)):
             raise Stopped
         return Clock()
 
@@ -141,12 +139,12 @@ class Run:
     def sync_weights(self) -> None:
         """Copy the learner's weights to the backend; their version is the number of steps taken."""
         self.callbacks.phase("weights")
-        self.rollout.backend.wake()
+        self.rollout.wake()
         self._sync(self.step + 1)
 
     def _sync(self, version: int) -> None:
         weights, adapter = self.learner.weights(), self.learner.adapter
-        self.rollout.backend.sync_weights(weights, version=version, adapter=adapter)
+        self.rollout.sync_weights(weights, version=version, adapter=adapter)
 
     # After a step.
 
@@ -191,11 +189,9 @@ class Run:
         self.world.on_first_rank(lambda: ledger.checkpoints.save(self.step, state, ledger.identity))
 
     def state(self) -> dict[str, Any]:
-        parts = {"gate": self.gate.state(), "learner": self.learner.learner.state()}
+        parts = {"gate": self.gate.state(), **self.learner.state()}
         if rollout := self.rollout.state():
             parts["rollout"] = rollout
-        if self.learner.distiller is not None:
-            parts["distiller"] = self.learner.distiller.state()
         return {**self.ledger.state(), **parts}
 
     def load_checkpoint(self, step: int) -> None:
@@ -206,9 +202,7 @@ class Run:
             if state["step"] != step:
                 raise ValueError("it belongs to another step")
             self.ledger.restore(state)
-            self.learner.learner.restore(state["learner"])
-            if self.learner.distiller is not None:
-                self.learner.distiller.restore(state["distiller"])
+            self.learner.restore(state)
             self.gate = Gate.restore(gate_config(self.config), state["gate"])
             if self.rollout.state():
                 self.rollout.restore(state["rollout"])
@@ -353,7 +347,7 @@ def open_parts(
     report, rollout = report or (lambda text: None), config.rollout
     device = rank_device(pick_device(config.model.device))
     dtype = pick_dtype(config.model.dtype, device, {})
-    world = _ranks(config, device)
+    world, stopping = _ranks(config, device), stopping or GracefulShutdown()
     model = load(config.model.name, dtype="float32", device=device, report=report)
     sampling = _Sampling.open(config, model, report)
     reference = _reference(config, model, dtype)
@@ -367,19 +361,27 @@ def open_parts(
     if config.run.loop == "async":
         if episode is not None or judge is not None:
             raise ValueError("run.loop: async needs episodes and rewards by name, as a setting")
-        side: RolloutSide = _async_side(config, sampling, dtype, folder)
+        side: RolloutProtocol = _async_side(sampling, dtype, folder, stopping)
     else:
         backend = _backend(config, sampling, dtype, device)
         if learner.adapter is not None and rollout.distill.adapter is not None:
             backend.set_actor(learner.adapter)
-        side = sampling.side(backend, episode=episode, judge=judge, report=report)
-    side.world, side.stopping = world, stopping or GracefulShutdown()
+        parts: dict[str, Any] = {"world": world, "stopping": stopping}
+        side = sampling.side(backend, episode=episode, judge=judge, report=report, **parts)
     decoding, exact = sampling.decoding, sampling.exact
     mass = decoding.flow.mass is not None
     # Under exact decoding the actor is the policy: the gate has nothing to change.
     schedule = None if exact else sampling.schedule
     gate = Gate(gate_config(config), schedule, longest=sampling.longest, mass=mass)
-    return Run(config=config, rollout=side, learner=learner, gate=gate, ledger=ledger)
+    return Run(
+        config=config,
+        rollout=side,
+        learner=learner,
+        gate=gate,
+        ledger=ledger,
+        world=world,
+        stopping=stopping,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,6 +448,7 @@ class _Sampling:
         episode: Episode | None = None,
         judge: Judge | None = None,
         report: Report,
+        **parts: Any,
     ) -> RolloutSide:
         """The rollout side in this process, with its judges."""
         config = self.config
@@ -461,6 +464,7 @@ class _Sampling:
             judge=judge or open_judge(config.data, self.rows),
             validation=validation,
             **self.settings(),
+            **parts,
         )
 
 
@@ -474,18 +478,12 @@ def open_rollout_side(config: TrainConfig, report: Report = print) -> RolloutSid
 
 
 def _async_side(
-    config: TrainConfig, sampling: _Sampling, dtype: torch.dtype, folder: Path
-) -> RolloutSide:
-    from sparrow.dataflow.asynchronous.rollout import AsyncRolloutSide, WorkerBackend, elsewhere
+    sampling: _Sampling, dtype: torch.dtype, folder: Path, stopping: GracefulShutdown
+) -> RolloutProtocol:
+    from sparrow.dataflow.asynchronous.rollout import AsyncRolloutSide
 
-    return AsyncRolloutSide(
-        backend=WorkerBackend(dtype, sampling.longest),
-        episode=elsewhere,
-        judge=elsewhere,
-        validation=[],
-        folder=folder,
-        **sampling.settings(),
-    )
+    own: dict[str, Any] = {"dtype": dtype, "folder": folder, "stopping": stopping}
+    return AsyncRolloutSide(**sampling.settings(), **own)
 
 
 def _ranks(config: TrainConfig, device: torch.device) -> World:
@@ -503,7 +501,11 @@ def _learner_side(
     dtype: torch.dtype,
     algorithm: Algorithm,
     world: World,
-) -> LearnerSide:
+) -> LearnerProtocol:
+    if config.run.learner == "transformers":
+        if world.size > 1:
+            raise ValueError(f"run.learner: expected sparrow for {world.size} ranks")
+        return TransformersLearner(config, model, algorithm)
     batch, distill = config.batch, config.rollout.distill
     joined = model.device.type == "cuda" if batch.compile is None else batch.compile
     adapter = _adapter(config, model) if distill.on else None  # before weights are sharded
