@@ -76,7 +76,7 @@ def _lines(found: RunStatus) -> Lines:
     earlier = len(found.actions) - SHOWN
     actions = [f"step {act.step}: {act.kind}: {act.reason}" for act in found.actions[-SHOWN:]]
     actions += [f"and {earlier} before"] if earlier > 0 else []
-    wrote = "" if found.age is None else f"{duration(found.age)} ago"
+    wrote = "" if found.age is None else f"{duration(round(found.age))} ago"
     saved = "none" if found.checkpoint is None else f"after {found.checkpoint} steps"
     lines = [
         ("steps", _progress(found)),
@@ -112,14 +112,14 @@ def _live(live: AsyncStatus) -> Lines:
     ]
     worker = "none" if live.worker_pid is None else f"process {live.worker_pid}"
     ready = f"{live.under_way} prompts under way, {live.buffer} groups ready, {live.batch} a step"
-    waiting = live.evaluations_waiting
+    waiting = f"; evaluations waiting: {live.evaluations_waiting}"
     return [
-        ("phase", live.phase + (f"; {waiting} evaluations wait" if waiting else "")),
+        ("phase", live.phase + waiting * bool(live.evaluations_waiting)),
         ("weights", f"version {live.version}, staleness at most {live.staleness}"),
         ("rollout", ready),
         ("idle", ", ".join(idle)),
         ("dropped", f"{_reasons(live.dropped)}; {live.again} dispatched again"),
-        ("worker", f"{worker}, started again {live.worker_restarts} times"),
+        ("worker", f"{worker}; restarts: {live.worker_restarts}"),
     ]
 
 
@@ -142,9 +142,10 @@ def audit(config: AuditConfig, *, json: AsJson = False) -> int:
 
 
 def _show_audit(result: AuditResult) -> None:
-    alive = " (it goes on meanwhile)" if result.running else ""
-    console.print(f"{result.run}: {result.steps} steps{alive}", highlight=False)
-    oldest = "" if result.oldest is None else f"; tokens up to {result.oldest} versions old"
+    begun = ", and one begun" if result.begun else ""
+    alive = "; it is running" if result.running else ""
+    console.print(f"{result.run}: {result.steps} steps taken{begun}{alive}", highlight=False)
+    oldest = "" if result.oldest is None else f"; oldest token: {result.oldest} versions"
     lines = [
         ("prompts", str(result.prompts)),
         ("used", str(result.used)),

@@ -12,7 +12,14 @@ from statistics import median
 from sparrow.dataflow.run_files import CHANGED, saved_step
 from sparrow.files import has_sums, lock_holder, printable
 from sparrow.schema.asynchronous import STATUS, AsyncStatus, RunStatus, State, StepAccuracy
-from sparrow.schema.run_folder import METRICS, RunFolder, read_run, training_folder
+from sparrow.schema.run_folder import (
+    ACTIONS,
+    METRICS,
+    VALIDATION,
+    RunFolder,
+    read_run,
+    training_folder,
+)
 
 LAST = 10  # steps whose median is the time of a step
 OLD = 30.0  # seconds after which a process that writes no status may hang
@@ -33,7 +40,7 @@ def run_status(folder: Path, *, now: float | None = None) -> RunStatus:
     left = None
     if state == "running" and seconds is not None and steps is not None:
         left = max(0, steps - taken) * seconds
-    age = now - (live.time if live is not None else (folder / METRICS).stat().st_mtime)
+    age = max(0.0, now - (_last_written(folder) if live is None else live.time))
     return RunStatus(
         run=printable(str(folder)),
         state=state,
@@ -44,7 +51,7 @@ def run_status(folder: Path, *, now: float | None = None) -> RunStatus:
         checkpoint=saved_step(folder),
         seconds_per_step=seconds,
         seconds_left=left,
-        age=max(0.0, age),
+        age=age,
         metrics=dict(read.steps[-1].values) if read.steps else {},
         accuracy=tuple(
             StepAccuracy(step=held.step, value=held.value, low=held.low, high=held.high)
@@ -54,6 +61,12 @@ def run_status(folder: Path, *, now: float | None = None) -> RunStatus:
         live=live,
         notes=tuple(_notes(state, live, age)),
     )
+
+
+def _last_written(folder: Path) -> float:
+    """When a line was last added to the run's files."""
+    files = [folder / name for name in (METRICS, VALIDATION, ACTIONS)]
+    return max(file.stat().st_mtime for file in files if file.exists())
 
 
 def _state(process: int | None, ended: bool, live: AsyncStatus | None) -> State:

@@ -114,6 +114,7 @@ class AuditResult(Record):
     run: str
     running: bool  # while it was audited
     steps: int  # taken
+    begun: bool  # one more has its batch, and was not learnt yet
     prompts: int  # that were ever dispatched
     used: int
     dropped: dict[Shown, int]  # by reason

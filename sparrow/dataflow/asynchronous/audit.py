@@ -81,6 +81,7 @@ def audit(folder: Path, *, rollouts: bool = True) -> AuditResult:
         run=printable(str(folder)),
         running=running or lock_holder(folder) is not None,
         steps=progress.taken,
+        begun=progress.taken < progress.begun and progress.taken in read.batches,
         prompts=counted.prompts,
         used=counted.used,
         dropped=_reasons(counted, "dropped"),
