@@ -49,7 +49,6 @@ def chosen(model: Path, folder: Path, rows: Path, loop: str, **changes: Any) -> 
     base: dict[str, Any] = {
         "data": {"rows": str(rows), "reward": "support.rewards:odd", "workers": 1},
         "rollout": {"attention": SPARSE},
-        "dispatch": {"in_flight": "restart"},
         "run": {"loop": loop, "steps": 4},
     }
     merged = {key: {**base.get(key, {}), **changes.get(key, {})} for key in {*base, *changes}}
@@ -77,7 +76,7 @@ def common(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
+@pytest.mark.parametrize("algorithm", ["grpo", pytest.param("dapo", marks=pytest.mark.slow)])
 def test_staleness_0_is_the_synchronous_loop(
     chat_model: Path, rows: Path, tmp_path: Path, algorithm: str
 ) -> None:
@@ -129,6 +128,7 @@ def test_staleness_is_bounded_and_every_token_says_its_version(
     assert found.used == 6 * 2
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_started_again_and_no_prompt_is_lost(
     chat_model: Path, rows: Path, tmp_path: Path
 ) -> None:
@@ -164,6 +164,7 @@ def test_a_killed_worker_is_started_again_and_no_prompt_is_lost(
     assert {line["step"] for line in lines(tmp_path / "validation.jsonl")} == {0, 3, 6}
 
 
+@pytest.mark.slow
 def test_a_group_that_never_ends_and_one_that_fails_are_counted(
     chat_model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +207,7 @@ with open_run(TrainConfig.model_validate_json(open(sys.argv[1]).read())) as run:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_killed_run_resumes(chat_model: Path, rows: Path, tmp_path: Path, staleness: int) -> None:
     """At staleness 0 to the same bits; above, which version draws a token depends on time."""
