@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from sparrow.dataflow.asynchronous.ledger_file import LedgerFile, UsedPrompts, open_ledger
+from sparrow.dataflow.asynchronous.ledger_file import UsedPrompts, open_ledger
 from sparrow.dataflow.asynchronous.prompt_ledger import TAKEN_AGAIN, LedgerAudit
 from sparrow.dataflow.run_files import (
     left_out_rows,
@@ -66,10 +66,13 @@ def audit(folder: Path, *, rollouts: bool = True) -> AuditResult:
     before, saved = _steps(folder), saved_step(folder) or 0
     with open_ledger(file) as read:
         progress = _progress(before, _steps(folder), saved, has_sums(folder))
-        counted = read.ledger.audit(steps=progress.begun)
+        again = _cut_files(folder, progress, read.batches, saved)
+        counted = read.ledger.audit(steps=max(read.batches) + 1 if again else progress.begun)
     notes = list[str]()
-    if _went_back(progress, read, counted, saved):
-        notes.append(f"steps from {saved} on are taken again: the run was killed as it resumed")
+    if again or _cut_ledger(progress, read.batches, counted, saved):
+        notes.append(
+            f"the run resumes, or was killed as it did: steps from {saved} on are taken again"
+        )
         progress = progress.until(saved)
     config = _config(folder, notes)
     kept = _Rollouts()
@@ -125,10 +128,27 @@ def _progress(
     return Progress(before, taken, max(taken, later) + (not ended))
 
 
-def _went_back(progress: Progress, read: LedgerFile, counted: LedgerAudit, saved: int) -> bool:
-    """Whether a run that resumes has cut its ledger to the checkpoint, and no other file yet."""
+# A run that resumes goes back to its checkpoint: first its files are cut, then its ledger. Steps
+# behind the checkpoint count for nothing then, and are taken again.
+
+
+def _cut_files(
+    folder: Path, progress: Progress, batches: Mapping[int, UsedPrompts], saved: int
+) -> bool:
+    """Whether the ledger still has the steps behind the checkpoint, and no other file."""
+    behind = [step for step in batches if step >= saved]
+    gapless = behind == list(range(saved, saved + len(behind)))
+    files = progress.taken > saved or any(step >= saved for step in rollout_steps(folder))
+    ended = progress.begun == progress.taken
+    return len(behind) > 1 and gapless and not files and not ended
+
+
+def _cut_ledger(
+    progress: Progress, batches: Mapping[int, UsedPrompts], counted: LedgerAudit, saved: int
+) -> bool:
+    """Whether the ledger has gone back to the checkpoint, and says so, but not the other files."""
     again = any(count.reason == TAKEN_AGAIN.format(saved) for count in counted.counts)
-    return again and progress.taken > saved and max(read.batches, default=-1) < saved
+    return again and progress.taken > saved and max(batches, default=-1) < saved
 
 
 def _unmatched(progress: Progress, batches: Mapping[int, UsedPrompts]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from support.run_folders import training, write_lines
 from sparrow.dataflow.asynchronous.audit import audit
 from sparrow.dataflow.asynchronous.ledger_file import open_ledger
 from sparrow.dataflow.asynchronous.prompt_ledger import PromptLedger
-from sparrow.dataflow.run_files import read_rollouts, rollouts_file, write_rollouts
+from sparrow.dataflow.run_files import RunFiles, read_rollouts, rollouts_file, write_rollouts
 from sparrow.files import FolderLock, write_sums
 from sparrow.schema.asynchronous import PROMPTS
 from sparrow.schema.loading import save_resolved
@@ -132,16 +132,32 @@ def test_replayed_groups_and_rows_of_files(tmp_path: Path) -> None:
     assert "counted, not compared by name" in result.notes[0]
 
 
-def test_a_run_that_goes_back_to_its_checkpoint(folder: Path) -> None:
+def test_a_ledger_that_went_back_to_the_checkpoint_before_the_other_files(folder: Path) -> None:
     async_runs.save_checkpoint(folder, 4)
     with PromptLedger(folder / PROMPTS) as ledger:
         ledger.resume(4)
-    result = audit(folder)  # killed before the other files were cut
-    assert (result.proven, result.steps) == (True, 4)
+    result = audit(folder)
+    assert (result.proven, result.steps, result.begun) == (True, 4, False)
     assert "taken again" in result.notes[0]
     assert result.again["taken again from step 4"] > 0
     async_runs.save_checkpoint(folder, 5)  # from which it cannot have resumed
     assert "without a batch in the ledger: 4, 5" in audit(folder).problems[0]
+
+
+def test_files_that_went_back_to_the_checkpoint_before_the_ledger(folder: Path) -> None:
+    async_runs.save_checkpoint(folder, 3)
+    with RunFiles(folder, tensorboard=False) as files:
+        files.begin(async_runs.config(), 3)
+        result = audit(folder)
+    assert (result.proven, result.steps, result.begun, result.running) == (True, 3, False, True)
+    assert "taken again" in result.notes[0]
+    change(folder, "UPDATE uses SET step = 9 WHERE step = 5")
+    assert "not taken: [4, 9]" in "; ".join(audit(folder).problems)  # a gap: no run that resumes
+
+
+def test_metrics_that_are_gone_are_no_run_that_resumes(folder: Path) -> None:
+    write_lines(folder / METRICS, [])
+    assert "not taken: [1, 2, 3, 4, 5]" in audit(folder).problems[0]  # its rollouts are there
 
 
 # What is found.
