@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--faults", type=int, default=400, help="at least; then they stop")
     parser.add_argument("--pause", type=float, default=6.0, help="mean seconds between kills")
+    parser.add_argument("--rate", type=float, default=1.0, help="of faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -200,7 +201,7 @@ def main() -> None:
     while True:
         faults = Counter(log.read_text().splitlines())
         calm = sum(faults.values()) >= args.faults and sum(kills.values()) >= args.kills
-        environment = os.environ | {LOG: str(log), RATE: "0" if calm else "1"}
+        environment = os.environ | {LOG: str(log), RATE: "0" if calm else str(args.rate)}
         words = [sys.executable, str(HERE), "--out", str(args.out), "--train", str(file)]
         with (args.out / "run.txt").open("ab") as output:
             process = subprocess.Popen(words, env=environment, stdout=output, stderr=output)

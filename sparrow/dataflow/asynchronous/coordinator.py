@@ -180,11 +180,12 @@ class Coordinator:
         return None if worker is None else worker.pid
 
     def close(self) -> None:
-        """End the workers; prompts under way stay leased, and are dispatched again at a resume."""
+        """End the workers; prompts under way are given back, and dispatched again at a resume."""
         with self._changed:
             self._closing = True
         if self._thread is not None:
             self._thread.join()
+            self.dispatcher.release()
         for file in self._files.values():
             file.close()
         self._files.clear()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from sparrow.dataflow.asynchronous.prompt_ledger import LOST, Lease, PromptLedger
+from sparrow.dataflow.asynchronous.prompt_ledger import ENDED, LOST, Lease, PromptLedger
 from sparrow.dataflow.asynchronous.selection import (
     AllPrompts,
     GroupFilter,
@@ -154,6 +154,15 @@ class Dispatcher(Generic[G]):
         for lease in lost:
             self.fail(lease, LOST)
         return lost
+
+    def release(self) -> None:
+        """Give back what is under way or buffered: the run ends, or stops."""
+        for lease in (
+            *(one for one, _ in self.under_way.values()),
+            *(b.lease for b in self.buffer),
+        ):
+            self.ledger.give_back(lease, ENDED, self.step)
+        self.under_way, self.buffer = {}, []
 
     # The learner.
 
