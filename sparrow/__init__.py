@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 _VERBS = (
     *("fetch", "calibrate", "plan", "distill", "train", "preview", "evaluate", "report"),
     *("generate", "chat", "puzzle", "presets", "replay", "doctor", "flow_check", "flow_score"),
-    *("flow_bench", "flow_texts", "bench", "push", "simulate"),
+    *("flow_bench", "flow_texts", "bench", "push", "simulate", "status", "audit"),
 )
 _HOMES = dict.fromkeys(("api", *_VERBS), "sparrow.api")
 _HOMES |= dict.fromkeys(("load", "random", "save"), "sparrow.models")

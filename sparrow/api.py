@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparrow.arguments import configured
 from sparrow.files import FolderLock, expanded, read_text, write_whole
+from sparrow.schema.asynchronous import AuditConfig, AuditResult, RunStatus, StatusConfig
 from sparrow.schema.bench import (
     BenchAttentionConfig,
     BenchDecodeConfig,
@@ -616,6 +617,48 @@ def replay(config: ReplayConfig, *, report: Report = silent) -> Json:
 
     options: Json = {"out": config.out, "report": report, "allow_code": config.allow_code}
     return replay_step(config.run, config.step, config.part, **options)
+
+
+@configured(StatusConfig)
+def status(config: StatusConfig) -> RunStatus:
+    """Show where a training run is: its steps, time left, accuracy, what the gate did.
+
+    Reads the files of the run and whether a process holds its lock; nothing is written. Of an
+    asynchronous run also what status.json says: the phase, prompts under way, groups that are
+    ready, idle shares, what was dropped. A run that says it is running without a process is stale:
+    it was killed, and the same command resumes it.
+
+    For example:
+
+      sparrow status runs/train/tiny
+      sparrow status runs/train/tiny --watch
+
+    Exit codes: 0 running or ended, 1 stopped or stale, 2 not a training run.
+    """
+    from sparrow.dataflow.status import run_status
+
+    return run_status(config.run)
+
+
+@configured(AuditConfig)
+def audit(config: AuditConfig) -> AuditResult:
+    """Prove from its files that every prompt of an asynchronous run ended exactly once.
+
+    The ledger of prompts is checked in itself and against the other files of the run: metrics have
+    a batch for every step and none beyond, batches have the right size, saved rollouts name the
+    prompts of their batch, and no token is older than the staleness allows. The files of the run
+    are only read, also while it runs.
+
+    For example:
+
+      sparrow audit runs/train/async
+      sparrow audit runs/train/async --json --no-rollouts
+
+    Exit codes: 0 proven, 1 problems (a line for each), 2 not an asynchronous run, or damaged.
+    """
+    from sparrow.dataflow.asynchronous.audit import audit as audit_run
+
+    return audit_run(config.run, rollouts=config.rollouts)
 
 
 @configured(PushConfig)

@@ -18,11 +18,14 @@ import shutil
 import stat
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from time import sleep
 from typing import IO, Any
 
 LOCK = ".lock"
+LOOK_SECONDS = 0.05  # in which somebody who looks at a lock has let it go
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_BYTES = 2**30  # maximum size of a text file
 UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
@@ -185,7 +188,7 @@ class FolderLock:
     def __init__(self, folder: Path, setting: str = "run.out") -> None:
         self._file = open_lock(folder / LOCK)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._file)
         except BlockingIOError as error:
             holder = self._file.read().strip() or "unknown"
             self.close()
@@ -200,6 +203,35 @@ class FolderLock:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock a file; a second attempt is for those who look at the lock, which takes an instant."""
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    sleep(LOOK_SECONDS)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def lock_holder(folder: Path) -> int | None:
+    """The id of the process that holds a folder's lock, 0 if unknown; None: nobody does.
+
+    Nothing is written, and nothing is created.
+    """
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:  # there is none, or it is a link
+        return None
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 20).strip()
+        return int(holder) if holder.isdigit() else 0
+    finally:
+        os.close(descriptor)
+    return None
 
 
 def open_lock(path: Path) -> IO[str]:

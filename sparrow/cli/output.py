@@ -57,6 +57,13 @@ def write_json(result: Any) -> None:
     print(json.dumps(to_dict(result) if isinstance(result, Record) else result, indent=2))
 
 
+def duration(seconds: float) -> str:
+    """Format a time: in seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
 def report(text: str) -> None:
     """Print a note to standard error."""
     notes.print(printable(text), style="dim")

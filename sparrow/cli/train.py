@@ -15,6 +15,7 @@ from sparrow.cli.output import (
     AsJson,
     alert,
     console,
+    duration,
     notes,
     plain,
     report,
@@ -26,7 +27,7 @@ from sparrow.schema.train import TrainConfig
 
 if TYPE_CHECKING:
     from sparrow.dataflow.local.run import Run
-    from sparrow.dataflow.preview import Preview
+    from sparrow.dataflow.preview import LengthCase, Overlap, Preview
     from sparrow.dataflow.stopping import GracefulShutdown
 
 GATED, DIVERGED, UNJUDGED = 3, 4, 5  # exit codes of a run that has not ended
@@ -202,28 +203,34 @@ def preview_sections(preview: "Preview") -> list[Lines]:
 
 
 def _time(preview: "Preview") -> Lines:
-    timed = [(case.name, case.seconds) for case in preview.cases if case.seconds]
+    timed = [case for case in preview.cases if case.seconds]
     if not timed:
         return [("time of a step", f"not predicted: {preview.untimed}")]
-    lines = [(f"a step, {name}", _step(time, sparse=bool(preview.kept))) for name, time in timed]
-    name, last = timed[-1]
-    return [*lines, ("the run", f"{_duration(last['step'] * preview.steps)}, {name}")]
+    lines = [line for case in timed for line in _case_time(case, sparse=bool(preview.kept))]
+    last = timed[-1]
+    return [*lines, ("the run", f"{duration(last.step * preview.steps)}, {last.name}")]
+
+
+def _case_time(case: "LengthCase", *, sparse: bool) -> Lines:
+    alone = [(f"a step, {case.name}", _step(case.seconds, sparse=sparse))]
+    return alone if case.overlap is None else [*alone, ("  overlapped", _overlapped(case.overlap))]
+
+
+def _overlapped(overlap: "Overlap") -> str:
+    turns, whole = duration(overlap.rollout + overlap.learning), duration(overlap.step)
+    sides = f"rollout {duration(overlap.rollout)}, learning {duration(overlap.learning)}"
+    waits = f"the {overlap.waits} waits {duration(overlap.idle)} of it"
+    return f"{whole} instead of {turns} ({sides}); {waits}, {overlap.idle / overlap.step:.0%}"
 
 
 def _step(time: Mapping[str, float], *, sparse: bool) -> str:
     named = [name for name in time if name not in ("step", "dense rollout")]
-    parts = " + ".join(f"{name} {_duration(time[name])}" for name in named)
+    parts = " + ".join(f"{name} {duration(time[name])}" for name in named)
     whole, dense = time["step"], time["dense rollout"]
     slower = (dense + time["log-probs"] + time["update"]) / whole
-    compared = f"; with dense rollout ({_duration(dense)}) {slower:.2f}x as long" if sparse else ""
-    return f"{_duration(whole)} = {parts}{compared}"
+    compared = f"; with dense rollout ({duration(dense)}) {slower:.2f}x as long" if sparse else ""
+    return f"{duration(whole)} = {parts}{compared}"
 
 
 def _gib(size: int) -> str:
     return f"{size / GIB:.3g} GiB" if size >= GIB / 10 else f"{size / 2**20:.3g} MiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -20,6 +20,7 @@ from sparrow.models import Decoder
 from sparrow.models.lora import Adapter
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.types import InFlight
 from sparrow.sparse.rule import Rule
 
 
@@ -38,6 +39,14 @@ class Sampler(Protocol):
         """Sample params.n completions of a prompt; schedule None: dense.
 
         speculative: exact decoding, where the schedule is that of the drafts.
+        """
+
+    async def update(
+        self, items: Mapping[str, torch.Tensor], *, version: int, in_flight: InFlight
+    ) -> None:
+        """Load weights by Hugging Face names while prompts are answered.
+
+        in_flight: what becomes of the keys and values of samples under way.
         """
 
 

@@ -9,10 +9,12 @@ of that on average. The time of a step:
     update    6 N T + causal attention three times, and the forward pass again with recompute
 
 divided by peak x utilisation. Prefill, weight sync, verdicts and the KL of the update are left out:
-they are small if answers are long and many.
+they are small if answers are long and many. In an asynchronous run rollout and the rest run at the
+same time, and a step takes as long as the longer of the two.
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -97,13 +99,42 @@ class Kept(Record):
     kept: float
 
 
+class Overlap(Record):
+    """A step whose rollout and learning run at the same time, in seconds."""
+
+    step: float  # the longer side
+    rollout: float
+    learning: float
+    waits: Literal["rollout", "learner"]  # the side that waits for the other one
+    idle: float  # of a step, in which it waits
+
+    @classmethod
+    def of(cls, seconds: Mapping[str, float]) -> "Overlap":
+        """Of the seconds of a step and its parts."""
+        rollout, learning = seconds["rollout"], seconds["step"] - seconds["rollout"]
+        return cls(
+            step=max(rollout, learning),
+            rollout=rollout,
+            learning=learning,
+            waits="rollout" if rollout < learning else "learner",
+            idle=abs(rollout - learning),
+        )
+
+
 class LengthCase(Record):
     """Batch and time of a step with assumed answer lengths."""
 
     name: str
     tokens: int
     micro_batches: int  # of an optimiser step
-    seconds: dict[str, float]  # of the step and its parts; empty if unknown
+    # Of the step and its parts, one after the other; empty if unknown.
+    seconds: dict[str, float]
+    overlap: Overlap | None = None  # of an asynchronous loop, with a staleness above 0
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step, whose parts may overlap."""
+        return self.seconds["step"] if self.overlap is None else self.overlap.step
 
 
 class Preview(Record):
@@ -178,6 +209,8 @@ class _Planner:
         self.sequences = self.rollout.prompts * self.rollout.samples
         most = max(LEAST_SAMPLE, min(MOST_SAMPLE, SAMPLE_TOKENS // self.rollout.max_tokens))
         self.sample = min(self.sequences, most)  # simulated in place of all
+        self.asynchronous = config.run.loop == "async"
+        self.sleeps = self.rollout.sleep and not self.asynchronous
 
     def _longest_prompt(self) -> int | None:
         """Tokens of the longest prompt of a puzzle in its own vocabulary; None: not available."""
@@ -198,13 +231,15 @@ class _Planner:
         words = describe_run(config, self.decoding, config.data.rows or str(config.data.task))
         dtype = str(self.dtype).removeprefix("torch.")
         words["model"] += f", {dtype} products ({self.source})"
+        if self.asynchronous:
+            words["loop"] = f"asynchronous, staleness {config.dispatch.staleness}"
         return Preview(
             words=words,
             parameters=self.spec.parameters(),
             machine=self.machine,
             trainer=trainer,
             engine=engine,
-            sleeps=self.rollout.sleep,
+            sleeps=self.sleeps,
             sequences=self.sequences,
             prompt=self.prompt,
             longest=longest,
@@ -258,7 +293,7 @@ class _Planner:
         running = rollout.max_running or RUNNING[self.machine.kind]
         weights = self.dtype.itemsize * spec.parameters()
         scratch = running * spec.vocabulary * LOGITS_BYTES * 3 + GIB if self.on_gpu else 0
-        held = trainer.resident if rollout.sleep else trainer.total
+        held = trainer.resident if self.sleeps else trainer.total
         left = int((memory - held - weights) * GPU_SHARE) - scratch
         usual = left if self.on_gpu else int(memory * CPU_SHARE)
         kv_bytes = usual if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
@@ -293,7 +328,14 @@ class _Planner:
         cut = math.ceil(len(micro_batches(shown, batch.tokens)) * share / len(shown))
         tokens = round(float(lengths.mean()) * self.sequences)
         seconds = {} if hardware is None else self._seconds(lengths, engine, hardware)
-        return LengthCase(name=name, tokens=tokens, micro_batches=cut, seconds=seconds)
+        overlaps = bool(seconds and self.asynchronous and self.config.dispatch.staleness)
+        return LengthCase(
+            name=name,
+            tokens=tokens,
+            micro_batches=cut,
+            seconds=seconds,
+            overlap=Overlap.of(seconds) if overlaps else None,
+        )
 
     def _untimed(self, engine: EngineMemory) -> str | None:
         if self.machine.hardware is None:
@@ -354,6 +396,8 @@ class _Planner:
             notes.append(
                 "exact decoding is timed as dense: how many drafts are accepted is unknown"
             )
+        if self.config.run.learner != "sparrow":
+            notes.append("memory and times are those of our learner: another one may need more")
         if not self.counted:
             notes.append(f"prompts are not counted: {self.prompt} tokens each are assumed")
         if self.algorithm.dynamic:
@@ -361,10 +405,9 @@ class _Planner:
             notes.append(f"dynamic sampling may take up to {refills} times as many answers")
         if self.algorithm.greedy:
             notes.append(f"{rollout.prompts} greedy answers a step are sampled too, not counted")
-        if not rollout.sleep and rollout.kv_gib is None and self.on_gpu:
-            notes.append(
-                "sleep is off and kv_gib is not set: the engine would take all free memory"
-            )
+        if not self.sleeps and rollout.kv_gib is None and self.on_gpu:
+            why = "the loop is asynchronous" if self.asynchronous else "sleep is off"
+            notes.append(f"{why} and kv_gib is not set: the engine would take all free memory")
         if self.sample < self.sequences:
             sampled = f"those of {self.sample} of the {self.sequences} answers, scaled"
             notes.append(f"micro-batches and times are {sampled}")
@@ -376,6 +419,18 @@ class _Planner:
         return [
             *extrapolation_notes(hardware, self.spec, rows),
             f"{assumed}; small models reach less",
+            *(self._overlap_notes() if self.asynchronous else ()),
+        ]
+
+    def _overlap_notes(self) -> list[str]:
+        dispatch = self.config.dispatch
+        if not dispatch.staleness:
+            return ["dispatch.staleness is 0: rollout and learning take turns"]
+        uncounted = dispatch.replay or dispatch.oversample > 1 or dispatch.group_filter != "all"
+        devices = "overlapped times are for a device of each side's own, and for groups in time"
+        return [
+            f"{devices}: where lengths differ, a small staleness hides less (sparrow simulate)",
+            *(["replayed, aborted and filtered groups are not counted"] if uncounted else []),
         ]
 
 

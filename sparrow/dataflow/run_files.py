@@ -36,6 +36,7 @@ from sparrow.files import (
     open_append,
     parse_json,
     parse_line,
+    read_text,
     refuse_links,
     write_sums,
     write_whole,
@@ -50,9 +51,12 @@ if TYPE_CHECKING:
 
 CHECKPOINTS, ROLLOUTS, TENSORBOARD = "checkpoints", "rollouts", "tensorboard"
 WANDB = "wandb.json"
+LEFT_OUT = "left_out.txt"  # rows of the data that cannot be used, and why
 CHANGED = "changed"  # kind of an action: settings that were changed at a resume
 FLUSH_SECONDS = 10  # between writes for TensorBoard
 ROLLOUTS_NAME = re.compile(r"step_(\d{6,})\.jsonl")
+CHECKPOINT_NAME = re.compile(r"step_(\d{6,})")
+LEFT_OUT_ROW = re.compile(r"(row \d+): ")
 NO_LINES = add_line_digest('{"lines":0}') + "\n"
 Kept = tuple[int, float | None, Trajectory]  # number of its group, baseline, trajectory
 
@@ -130,6 +134,10 @@ class RunFiles:
     def validation(self, step: int, values: Mapping[str, float]) -> None:
         """Add the results of a validation after a number of steps."""
         self._numbers(VALIDATION, step, values)
+
+    def validated(self) -> set[int]:
+        """Steps with a validation."""
+        return {step for step, _ in lines_by_step(self.folder / VALIDATION)}
 
     def _numbers(self, name: str, step: int, values: Mapping[str, float]) -> None:
         finite = {key: float(x) for key, x in values.items() if math.isfinite(x)}
@@ -275,6 +283,20 @@ def rollout_steps(folder: Path) -> list[int]:
     """The steps with saved trajectories."""
     names = (ROLLOUTS_NAME.fullmatch(path.name) for path in (folder / ROLLOUTS).glob("step_*"))
     return sorted(int(name[1]) for name in names if name)
+
+
+def saved_step(folder: Path) -> int | None:
+    """The steps taken before the last checkpoint, by the names of the folders alone."""
+    paths = (path for path in (folder / CHECKPOINTS).glob("step_*") if path.is_dir())
+    names = (CHECKPOINT_NAME.fullmatch(path.name) for path in paths)
+    return max((int(name[1]) for name in names if name), default=None)
+
+
+def left_out_rows(folder: Path) -> set[str]:
+    """The names of the rows that a run left out."""
+    file = folder / LEFT_OUT
+    lines = read_text(file).splitlines() if file.exists() else []
+    return {match[1] for line in lines if (match := LEFT_OUT_ROW.match(line))}
 
 
 def write_rollouts(folder: Path, step: int, groups: Sequence[Group]) -> Path:

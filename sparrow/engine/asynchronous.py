@@ -20,6 +20,7 @@ import torch
 
 from sparrow.engine.engine import Engine
 from sparrow.engine.loop import Output
+from sparrow.engine.weights import Items
 from sparrow.schema.sampling import Completion, SamplingParams
 
 T = TypeVar("T")
@@ -141,6 +142,10 @@ class AsyncEngine:
         """Run a function of the engine between steps: update weights, reschedule, sleep."""
         self._require_own_loop()
         return await asyncio.shield(asyncio.wrap_future(self._submit(lambda: work(self._engine))))
+
+    async def update(self, items: Items, **settings: Any) -> None:
+        """Load new weights between steps; `settings` are those of `Engine.update`."""
+        await self.run(lambda engine: engine.update(items, **settings))
 
     def _require_own_loop(self) -> None:
         if self._thread is not None and asyncio.get_running_loop() is not self._loop:

@@ -34,11 +34,11 @@ from sparrow.schema.sampling import (
     SpeculativeParams,
 )
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.types import InFlight
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.flows.loading import resolve_flow
 from sparrow.sparse.rule import Rule
 
-InFlight = Literal["continue", "restart"]
 TextOrIds = str | Sequence[int]
 
 
@@ -319,7 +319,7 @@ class Engine:
                     sample.history.change(sample.drawn, schedule)
                 if sample.row is not None:
                     self.scheduler.rows.schedule_R[sample.row] = slot
-            self._follow_actor(request, restart=False)
+            self._follow_actor(request, "recompute")
         return [request.id for request in chosen]
 
     def abort(self, request: int, sample: int | None = None) -> None:
@@ -405,15 +405,22 @@ class Engine:
         *,
         version: int,
         base_version: int | None = None,
-        in_flight: InFlight = "continue",
+        in_flight: InFlight = "recompute",
     ) -> None:
         """Load new weights by their Hugging Face names into the model itself, between steps.
 
         Without a base version the items must be the whole model; with one they are a part of it,
         to be laid over exactly that version. All are looked at before any is written, so tensors
-        that a generator makes are in memory together. Keys and values of the older weights are
-        dropped: samples in flight go on with all of theirs computed anew under the new weights, and
-        their tokens say which version drew them, or restart. A flow's state starts afresh too.
+        that a generator makes are in memory together.
+
+        in_flight: what becomes of samples that have begun. Tokens say which version drew them.
+            keep       they go on at once with the keys and values that older weights computed,
+                       and with a flow's state; one that is being recomputed begins that anew
+            recompute  keys and values of all their tokens are computed anew, densely, under the
+                       new weights; a flow's state starts afresh
+            restart    they begin again, without tokens
+        Prompts with samples yet to begin are computed anew in any case, and nothing that older
+        weights computed is shared with later requests.
         """
         if not isinstance(version, int) or not 0 <= version < 2**31:
             raise ValueError(f"version must be a whole number below 2**31, got {version!r}")
@@ -424,7 +431,7 @@ class Engine:
         self.version = version
         self.pool.forget()
         for request in self.loop.requests.values():
-            self.scheduler.renew(request, restart=in_flight == "restart")
+            self.scheduler.renew(request, in_flight)
 
     def _pause(self, in_flight: InFlight) -> None:
         """Read everything that was launched, before weights or adapters change."""
@@ -434,16 +441,19 @@ class Engine:
         self.loop.drain()
 
     def load_adapter(
-        self, name: str, adapter: Adapter, *, in_flight: InFlight = "continue"
+        self, name: str, adapter: Adapter, *, in_flight: InFlight = "recompute"
     ) -> None:
-        """Load an adapter under a name, or replace the one of that name, between steps."""
+        """Load an adapter under a name, or replace the one of that name, between steps.
+
+        in_flight: as in `update`, of samples that use the one that is replaced.
+        """
         self._check_name(name)
         self._pause(in_flight)
         slot = self._adapters.put(name, adapter)
         users = [request for request in self.loop.requests.values() if request.adapter == name]
         for request in users:
             request.adapter_slot = slot
-            self.scheduler.renew(request, restart=in_flight == "restart")
+            self.scheduler.renew(request, in_flight)
 
     def drop_adapter(self, name: str) -> None:
         """Unload an adapter that no request uses."""
@@ -453,19 +463,19 @@ class Engine:
             raise ValueError(f"adapter {name!r} is in use by requests {users}")
         self._adapters.drop(name)
 
-    def set_actor(self, adapter: Adapter | None, *, in_flight: InFlight = "continue") -> None:
+    def set_actor(self, adapter: Adapter | None, *, in_flight: InFlight = "recompute") -> None:
         """Set the adapter of sparse decoding, or remove it (None), between steps.
 
         Every request with a schedule uses it, for its prompt too; dense ones never do. Exact
         decoding drafts with it and verifies without, so tokens have the distribution of dense
         decoding. Steps whose requests all use it run at the speed of plain weights, on a copy of
-        those that it changes: memory that comes off that for keys and values. Samples in flight
-        whose adapter changes continue or restart as in `update`.
+        those that it changes: memory that comes off that for keys and values. in_flight: as in
+        `update`, of samples whose adapter changes. Where memory is allocated anew, kept ones wait
+        in host memory meanwhile.
         """
         self._pause(in_flight)
         if adapter is None and self._actor is None:
             return
-        restart = in_flight == "restart"
         if adapter is None:
             self._adapters.drop(ACTOR)
         else:
@@ -474,10 +484,10 @@ class Engine:
                 raise ValueError(f"requests {own[:5]} have a schedule and an adapter of their own")
             self._adapters.put(ACTOR, adapter)
         if adapter is not None and self._actor is not None and self._actor.load(adapter):
-            self._follow_all(restart)
+            self._follow_all(in_flight)
             return
         self._actor = None if adapter is None else MergedDecoder(self.model, adapter)
-        self._follow_all(restart)
+        self._follow_all(in_flight)
         self._release()
         try:
             self._allocate()
@@ -487,25 +497,25 @@ class Engine:
             self._actor.free()  # the traceback still refers to it
             self._actor = None
             self._adapters.drop(ACTOR)
-            self._follow_all(restart)
+            self._follow_all(in_flight)
             self._allocate()
             raise
 
     def _sparse_requests(self) -> list[Request]:
         return [request for request in self.loop.requests.values() if request.schedule is not None]
 
-    def _follow_all(self, restart: bool) -> None:
+    def _follow_all(self, in_flight: InFlight) -> None:
         for request in self._sparse_requests():
-            self._follow_actor(request, restart=restart)
+            self._follow_actor(request, in_flight)
 
-    def _follow_actor(self, request: Request, *, restart: bool) -> None:
+    def _follow_actor(self, request: Request, in_flight: InFlight) -> None:
         """Give a request the adapter that goes with its schedule; renew what another computed."""
         slots = request.adapter_slot, request.policy_slot
         own = None if request.adapter == ACTOR else request.adapter
         request.adapter = self._adapter_under(request.schedule, own)
         request.adapter_slot = self._adapters.find(request.adapter)
         if request.policy_slot != slots[1]:
-            self.scheduler.renew(request, restart=restart)
+            self.scheduler.renew(request, in_flight)
         elif request.adapter_slot != slots[0]:  # that of drafts
             for sample in request.samples:
                 if sample.row is not None:

@@ -15,6 +15,7 @@ from sparrow import ops
 from sparrow.engine.pool import PAGE, PagePool, Rows, page_keys
 from sparrow.engine.requests import Context, Request, Sample, pages_for
 from sparrow.engine.runner import Chunk
+from sparrow.schema.types import InFlight
 
 CPU_CHUNK, GPU_CHUNK = 128, 4096  # prompt tokens of a step
 Reuse = Literal["prompts", "none"]
@@ -224,21 +225,34 @@ class Scheduler:
         self.evict(sample)
         insort(self.returning, sample, key=_age)
 
-    def renew(self, request: Request, *, restart: bool) -> None:
-        """Invalidate what was computed for a request; samples restart or are recomputed."""
+    def renew(self, request: Request, in_flight: InFlight) -> None:
+        """Go on with a request under other weights or another adapter; all launched has been read.
+
+        Samples that have begun keep what was computed, are recomputed, or restart. For the others
+        the prompt is computed anew. Pages are published while prompts are computed or samples
+        recomputed, and whatever is half-way through that begins anew: so no kept page ever is.
+        """
         for sample in (sample for sample in request.samples if sample.live and sample.started):
-            if sample.row is not None:
-                self.preempt(sample, swap=False)
-            elif sample.swapped is not None:
-                sample.swapped = None
-                sample.recomputed.append(sample.context.computed)
-            self.evict(sample)
-            if restart:
+            if in_flight == "keep":
+                if sample.row is None:
+                    self.evict(sample)  # unless it is swapped out, which stays
+                continue
+            self._invalidate(sample)
+            if in_flight == "restart":
                 self.returning.remove(sample)
                 sample.restart()
         self.drop_prompt(request)
         if request.unstarted and request not in self.waiting:
             self.waiting = deque(sorted((*self.waiting, request), key=lambda waiting: waiting.id))
+
+    def _invalidate(self, sample: Sample) -> None:
+        """Drop what was computed for a sample, to be recomputed."""
+        if sample.row is not None:
+            self.preempt(sample, swap=False)
+        elif sample.swapped is not None:
+            sample.swapped = None
+            sample.recomputed.append(sample.context.computed)
+        self.evict(sample)
 
     def _swap_out(self, sample: Sample) -> None:
         """Copy the pages of a resident sample to host memory."""

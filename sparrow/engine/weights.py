@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.models import Decoder, hf_views
-from sparrow.models.weights import HEAD
+from sparrow.models.weights import EMBEDDING, HEAD
 
 Stay = Literal["keep", "host", "drop"]
 Items = Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]
@@ -40,7 +40,7 @@ class WeightStore:
             raise ValueError("the weights were dropped: give all of them (base_version=None)")
         tied_copy = tensors.pop(HEAD, None) if self.model.spec.tied else None
         self._check(tensors, whole=base is None)
-        embedding = tensors.get("model.embed_tokens.weight", torch.empty(0))
+        embedding = tensors.get(EMBEDDING, torch.empty(0))
         if tied_copy is not None and not torch.equal(tied_copy.to(embedding), embedding):
             raise ValueError(f"{HEAD} differs from the embedding, but the model ties the two")
         self.model.edition += 1

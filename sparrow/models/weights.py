@@ -21,6 +21,7 @@ from sparrow.models.spec import FileKeys, naming, read_json, write_json
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 SHARD_BYTES = 4 * 2**30
 _FLOATS = {"F16", "BF16", "F32", "F64"}
 
@@ -36,7 +37,7 @@ def fingerprint(model: Decoder) -> str:
 
 def hf_views(model: Decoder) -> dict[str, Tensor]:
     """Every weight under its Hugging Face name, sharing memory with the decoder's own."""
-    views = {"model.embed_tokens.weight": model.embed.weight}
+    views = {EMBEDDING: model.embed.weight}
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, DecoderLayer)
         views |= {f"model.layers.{index}.{name}": view for name, view in _layer_views(layer)}
@@ -64,6 +65,28 @@ def _layer_views(layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
     yield "mlp.gate_proj.weight", gate
     yield "mlp.up_proj.weight", up
     yield "mlp.down_proj.weight", mlp.down.weight
+
+
+def with_weights(model: Decoder, weights: Mapping[str, Tensor]) -> Decoder:
+    """A model of the same shape and source with other tensors, by the decoder's own names."""
+    made = _without_weights(model)
+    made.load_state_dict(weights, assign=True)
+    return made
+
+
+def with_hf_weights(model: Decoder, weights: Mapping[str, Tensor]) -> Decoder:
+    """A model of the same shape, source and dtype in host memory, with weights of `hf_views`."""
+    made = _without_weights(model).to(model.dtype).to_empty(device="cpu")
+    for name, view in hf_views(made).items():
+        view.copy_(weights[name])
+    return made
+
+
+def _without_weights(model: Decoder) -> Decoder:
+    with torch.device("meta"):
+        made = Decoder(model.spec)
+    made.source = model.source
+    return made
 
 
 class _Index(FileKeys):

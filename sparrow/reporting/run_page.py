@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from sparrow.reporting import training
+from sparrow.reporting.asynchronous import asynchronous_section
 from sparrow.reporting.calibration import format_p05, schedule_section, surface_section
 from sparrow.reporting.page import NOT_MEASURED, TEXTS, Number, Page, Section, Table
 from sparrow.reporting.training import (
@@ -45,6 +46,7 @@ def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Pag
         training.policy_section(trained),
         training.kept_section(trained),
         training.drafts_section(trained),
+        asynchronous_section(trained),
         training.time_section(runs),
         None if several else final,
     )

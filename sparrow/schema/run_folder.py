@@ -342,6 +342,14 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolde
     )
 
 
+def training_folder(folder: Path) -> Path:
+    """The folder of a training run: this one, or its part `train`; ValueError if it is none."""
+    for place in (folder, folder / PARTS[1]):
+        if os.path.lexists(place / METRICS):
+            return place
+    raise ValueError(f"{folder} is not a run directory of sparrow train: it has no {METRICS}")
+
+
 def _names(places: Sequence[Path]) -> list[str]:
     """Return the shortest last parts of paths that are distinct."""
     for count in range(1, max(len(place.parts) for place in places) + 1):

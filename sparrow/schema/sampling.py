@@ -122,7 +122,8 @@ class Completion(Record):
     state that each token was drawn from, so LM head and temperature give its whole distribution.
     `kept` is the share of the sequence's keys and values that the token's step read, over all
     layers; None under a rule that keeps by mass, where it is not counted. `recomputed` lists the
-    lengths at which keys and values were recomputed densely.
+    lengths at which keys and values were recomputed densely; where weights changed elsewhere, those
+    of the older ones were kept.
     """
 
     prompt_ids: Int32Array

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from sparrow.schema.base import File, Record, Table
 from sparrow.schema.options import option
-from sparrow.schema.types import Count, Seconds, Seed, Several, Share, Tokens, Workers
+from sparrow.schema.types import Count, InFlight, Seconds, Seed, Several, Share, Tokens, Workers
 
 Staleness = Annotated[int, Field(ge=0, le=1000)]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
@@ -15,7 +15,6 @@ PromptChoice = Literal["all", "drop_solved", "greso"]
 GroupChoice = Literal["all", "informative"]
 OrderChoice = Literal["fifo", "earliest_deadline"]
 LateChoice = Literal["wait", "abort"]
-InFlight = Literal["keep", "recompute", "restart"]
 
 
 class DispatchConfig(Record):
@@ -36,6 +35,21 @@ class DispatchConfig(Record):
     in_flight: InFlight = option(
         "keep", "Keys and values under new weights: keep, recompute, or restart the sample."
     )
+
+
+def fresh_groups(batch: int, replay: float) -> int:
+    """Groups of a batch that are not replayed."""
+    return batch - int(batch * replay)
+
+
+class TrainDispatchConfig(DispatchConfig):
+    """`run.loop = "async"`: how rollout and learning overlap."""
+
+    staleness: Staleness = option(1, "Versions between a token and its update, at most.")
+    attempts: Annotated[int, Field(ge=1, le=100)] = option(
+        3, "Times that a prompt is tried before it is dropped."
+    )
+    deadline: Seconds | None = option(None, "Of a group; then it is tried again. None: no limit.")
 
 
 class SimulateConfig(DispatchConfig):

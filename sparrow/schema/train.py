@@ -8,6 +8,7 @@ from pydantic import Field
 from sparrow.files import strings
 from sparrow.schema.base import Record
 from sparrow.schema.common import ChatConfig, ColumnsConfig, DecodingConfig, Device
+from sparrow.schema.simulation import TrainDispatchConfig
 from sparrow.schema.types import (
     BatchTokens,
     Count,
@@ -224,6 +225,8 @@ class TrainRunConfig(Record):
 
     out: Directory | None = None  # None: runs/train/NAME of the configuration
     name: FolderName = "train"
+    # sync: rollout, then learning. async: at the same time, rollout in a process of its own.
+    loop: Literal["sync", "async"] = "sync"
     steps: Steps = 100
     seed: Seed = 0
     save_every: Steps = 10  # between checkpoints
@@ -232,6 +235,8 @@ class TrainRunConfig(Record):
     tensorboard: bool = True
     wandb: Name | None = None  # project of Weights & Biases that gets the metrics; None: off
     skips: Steps = 5  # steps in a row without a finite loss and gradient before it stops
+    # transformers: plain transformers in float32 on one device, to compare with.
+    learner: Literal["sparrow", "transformers"] = "sparrow"
 
     _older = older_out
 
@@ -275,6 +280,7 @@ class TrainConfig(Record):
     optimiser: RateConfig = RateConfig()
     gate: GateConfig = GateConfig()
     validation: ValidationConfig = ValidationConfig()
+    dispatch: TrainDispatchConfig = TrainDispatchConfig()  # of run.loop = async
     run: TrainRunConfig = TrainRunConfig()
 
     shortcuts: ClassVar = {
@@ -299,6 +305,8 @@ class TrainConfig(Record):
         "decoding": "rollout.decoding",
         "draft_tokens": "rollout.speculative.draft_tokens",
         "distill": "rollout.distill.rank",
+        "loop": "run.loop",
+        "staleness": "dispatch.staleness",
         "steps": "run.steps",
         "seed": "run.seed",
         "out": "run.out",
@@ -329,8 +337,33 @@ class TrainConfig(Record):
             sparse = self.rollout.sparse and self.rollout.decoding != "exact"
             self.require(sparse, "batch.attention", "dense, unless rollouts are sparse", "sparse")
             self.require(not self.rollout.distill.on, "batch.attention", "dense beside an adapter")
+        if self.run.learner != "sparrow":
+            self._refuse_without_sparrow()
         if self.validation.every:
             self._refuse_seen()
+        if self.run.loop == "async":
+            self._check_async()
+
+    def _check_async(self) -> None:
+        """Refuse what the asynchronous loop cannot do yet."""
+        self.require(not self.rollout.distill.on, "run.loop", "sync with rollout.distill", "async")
+        dense = self.batch.attention == "dense"
+        self.require(dense, "run.loop", "sync with batch.attention = sparse", "async")
+        stale = self.dispatch.staleness > 0 and self.gate.mode != "off"
+        heads = self.run.learner == "sparrow" or not stale
+        allowed = "sparrow with an async loop and a gate: others keep no older LM heads"
+        self.require(heads, "run.learner", allowed, self.run.learner)
+
+    def _refuse_without_sparrow(self) -> None:
+        """Refuse what other learners than ours cannot do."""
+        needs = {
+            "rollout.distill": self.rollout.distill.on,
+            "batch.attention = sparse": self.batch.attention == "sparse",
+            "algorithm.kl": self.algorithm.kl > 0,
+            "gate.max_kl": self.gate.max_kl is not None,
+        }
+        for setting, is_set in needs.items():
+            self.require(not is_set, "run.learner", f"sparrow with {setting}")
 
     def _refuse_seen(self) -> None:
         """Refuse validation on rows of the training."""
@@ -363,6 +396,11 @@ DATA = {
     "data.columns.source",
     "data.rows",
     "data.task",
+    "dispatch.group_filter",
+    "dispatch.in_flight",
+    "dispatch.late",
+    "dispatch.order",
+    "dispatch.prompt_filter",
     "gate.mode",
     "model.device",
     "model.dtype",
@@ -374,6 +412,8 @@ DATA = {
     "rollout.distill.targets",
     "rollout.distill.teacher",
     "rollout.speculative.acceptance",
+    "run.learner",
+    "run.loop",
     "run.out",
     "run.name",
     "run.wandb",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
@@ -43,6 +43,8 @@ HardMisses = Annotated[float, Field(ge=0, lt=1000)]  # per 1000 tokens
 Gib = Annotated[float, Field(gt=0, le=2**20)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Temperature = Annotated[float, Field(ge=0, le=1e6)]  # 0 is greedy, more is uniform
+# What becomes of samples under way when weights change; see Engine.update.
+InFlight = Literal["keep", "recompute", "restart"]
 
 
 def refuse_control(text: str) -> str:

@@ -24,6 +24,7 @@ from sparrow.schema.train import DivergenceKind
 from sparrow.sparse.rule import Rule
 from sparrow.training.batching import rank_batches
 from sparrow.training.objectives.surrogates import Objective, Terms, reference_kl, token_mean
+from sparrow.training.optimiser import moments
 from sparrow.training.packing import Pack, by_token, join, pack_samples
 from sparrow.training.policy import Policy, TeacherStates, reshard
 from sparrow.training.sparse_attention import SparseDecoding
@@ -187,16 +188,9 @@ class Distiller:
 
     def state(self) -> dict[str, Any]:
         """Copies of adapter and moments, in host memory; equal on all ranks."""
-
-        def copy(tensor: Tensor) -> Tensor:
-            return tensor.detach().to("cpu", copy=True)
-
-        tensors = {name: copy(tensor) for name, tensor in self.adapter.tensors().items()}
-        moments = {
-            number: {name: copy(value) for name, value in values.items()}
-            for number, values in self.optimiser.state_dict()["state"].items()
-        }
-        return {"adapter": tensors, "moments": moments}
+        named = self.adapter.tensors().items()
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named}
+        return {"adapter": tensors, "moments": moments(self.optimiser)}
 
     def restore(self, state: dict[str, Any]) -> None:
         with torch.no_grad():

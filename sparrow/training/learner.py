@@ -8,22 +8,20 @@ The loss is a sum over tokens, each with its own coefficient, so a step does not
 into micro-batches and ranks beyond rounding.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparrow import ops
-from sparrow.schema.base import Float32Array, Float32Matrix
+from sparrow.schema.base import Float32Array, Float32Matrix, Int32Array
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import OptimiserConfig
 from sparrow.training.batching import MicroBatch, rank_batches
-from sparrow.training.objectives.surrogates import Objective, Terms, reference_kl
-from sparrow.training.optimiser import adamw, rate_at
+from sparrow.training.objectives.surrogates import Objective
+from sparrow.training.optimiser import adamw, moments, rate_at
 from sparrow.training.packing import by_token, join, pack_samples
 from sparrow.training.policy import (
     ActorStates,
@@ -34,9 +32,9 @@ from sparrow.training.policy import (
     reshard,
 )
 from sparrow.training.sparse_attention import SparseDecoding
+from sparrow.training.update import SUMS, UpdateStats, apply_gradients, token_loss
 from sparrow.training.world import World
 
-SUMS = ("loss", "clipped", "kl", "kl_reference")  # of a micro-batch, over its tokens
 OnBatch = Callable[[int, int], None]  # sequences done, of how many
 
 
@@ -59,26 +57,6 @@ class SampleScores(NamedTuple):
     alpha: Float32Array | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateStats:
-    """One optimiser step, or why none was taken."""
-
-    loss: float
-    clipped: float  # share of tokens
-    kl: float  # of the policy from pi_old, k3
-    gradient: float
-    rate: float
-    skipped: bool  # loss or gradient is not finite
-    kl_reference: float | None = None  # of the policy from the reference model, k3; None: none
-    no_signal: bool = False  # the gradient is exactly 0: momentum alone must not move the weights
-
-    @classmethod
-    def without_loss(cls) -> "UpdateStats":
-        """Statistics of a step that was skipped because no loss could be computed."""
-        nan = math.nan
-        return cls(loss=nan, clipped=nan, kl=nan, gradient=nan, rate=nan, skipped=True)
-
-
 class Learner:
     """A policy, its optimiser, and the number of optimiser steps taken."""
 
@@ -97,6 +75,7 @@ class Learner:
         self.world = world or World()
         self.optimiser = adamw(policy, config)
         self.taken = 0
+        self.heads: dict[int, Tensor] = {}  # LM heads of earlier versions
 
     @property
     def device(self) -> torch.device:
@@ -110,6 +89,7 @@ class Learner:
         samples: Sequence[TrainSample],
         actors: Sequence[Float32Matrix | None] | None = None,
         *,
+        versions: Sequence[Int32Array] | None = None,
         policy: Policy | None = None,
         teacher: list[TeacherStates] | None = None,
         sparse: SparseDecoding | None = None,
@@ -119,6 +99,7 @@ class Learner:
 
         actors: for some samples the actor's final hidden states of their learnt tokens; these get
         exact acceptance. The states may be on one rank alone, which then scores them.
+        versions: of those tokens; where an earlier one is in `heads`, its LM head is the actor's.
         policy: the model to score with, such as the reference; None: the trained policy.
         teacher: gets the hidden states and the LM head of this pass, for distillation.
         sparse: score as sparse decoding would; None: densely.
@@ -133,7 +114,8 @@ class Learner:
             chosen = [samples[number] for number in numbers]
             states = [None if filler else actors[number] for number in numbers]
             pack = pack_samples(chosen).to(self.device)
-            scores = policy(pack, self._actor(chosen, states), sparse)
+            drawn_by = None if versions is None else [versions[number] for number in numbers]
+            scores = policy(pack, self._actor(chosen, states, drawn_by), sparse)
             if filler:
                 continue
             scored |= zip(numbers, _split(scores, chosen, states), strict=True)
@@ -155,7 +137,10 @@ class Learner:
         return {n: rank for rank, numbers in reversed(list(enumerate(held))) for n in numbers}
 
     def _actor(
-        self, samples: Sequence[TrainSample], states: Sequence[Float32Matrix | None]
+        self,
+        samples: Sequence[TrainSample],
+        states: Sequence[Float32Matrix | None],
+        versions: Sequence[Int32Array] | None,
     ) -> ActorStates | None:
         starts = np.cumsum([0, *(sample.learnt for sample in samples)])
         pairs = [(number, state) for number, state in enumerate(states) if state is not None]
@@ -163,7 +148,22 @@ class Learner:
             return None
         places = np.concatenate([np.arange(starts[n], starts[n + 1]) for n, _ in pairs])
         hidden = torch.from_numpy(np.concatenate([state for _, state in pairs]))
-        return ActorStates(hidden.to(self.device), torch.from_numpy(places).to(self.device))
+        older = []
+        if versions is not None and self.heads:
+            version_A = np.concatenate([versions[n] for n, _ in pairs])
+            for version in {*version_A.tolist()} & self.heads.keys():
+                at = torch.from_numpy(np.flatnonzero(version_A == version)).to(self.device)
+                older.append((self.heads[version], at))
+        return ActorStates(hidden.to(self.device), torch.from_numpy(places).to(self.device), older)
+
+    def keep_head(self, version: int, staleness: int) -> None:
+        """Keep the LM head of this version for tokens that are learnt from later.
+
+        Of the last `staleness` versions, in host memory.
+        """
+        if staleness:
+            self.heads[version] = self.policy.head.detach().to("cpu", copy=True)
+            self.heads = {v: h for v, h in self.heads.items() if v > version - staleness}
 
     # Updating.
 
@@ -185,27 +185,13 @@ class Learner:
         if objective.kl and references is None:
             raise ValueError("update: the objective has a KL term, which needs reference log-probs")
         rate = rate_at(self.config, self.taken, self.steps)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
         sums = self._gradients(samples, weights, objective, references, sparse, on_batch)
-        norm = float(
-            full_tensor(nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.clip))
-        )
-        skipped = not (math.isfinite(sums["loss"]) and math.isfinite(norm))
-        if not skipped and norm > 0:
-            self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
         self.taken += 1
-        tokens = max(1, sum(sample.learnt for sample in samples))
-        return UpdateStats(
-            loss=sums["loss"],
-            clipped=sums["clipped"] / tokens,
-            kl=sums["kl"] / tokens,
-            kl_reference=sums["kl_reference"] / tokens if objective.kl else None,
-            gradient=norm,
+        return apply_gradients(
+            *(self.optimiser, self.policy.parameters(), objective, sums),
+            tokens=sum(sample.learnt for sample in samples),
             rate=rate,
-            skipped=skipped,
-            no_signal=norm == 0,
+            clip=self.config.clip,
         )
 
     def _gradients(
@@ -245,25 +231,12 @@ class Learner:
         reference_R: Tensor | None = None,
     ) -> dict[str, float]:
         scores = self.policy(pack_samples(samples).to(self.device), None, sparse)
-        terms = _terms(samples, scores.logprob_R)
-        surrogate = objective.surrogate(terms)
-        loss = (surrogate.loss_T * weight_R * share_R).sum()
-        total, reference_kl_R = loss, torch.zeros_like(share_R)
-        if objective.entropy:
-            total = total - objective.entropy * (scores.entropy_R * share_R).sum()
-        if objective.kl and reference_R is not None:
-            reference_kl_R = reference_kl(terms.logprob_T, reference_R)
-            total = total + objective.kl * (reference_kl_R * share_R).sum()
-        (total * self.world.size).backward()  # FSDP takes the mean over ranks
-        sums = torch.stack(
-            [
-                loss.detach(),
-                surrogate.clipped_T.sum(),
-                reference_kl(terms.old_T, terms.logprob_T.detach()).sum(),
-                reference_kl_R.detach().sum(),
-            ]
+        loss = token_loss(
+            *(objective, samples, scores.logprob_R, scores.entropy_R),
+            *(share_R, weight_R, reference_R),
         )
-        return dict(zip(SUMS, sums.tolist(), strict=True))
+        (loss.total * self.world.size).backward()  # FSDP takes the mean over ranks
+        return dict(zip(SUMS, loss.sums.tolist(), strict=True))
 
     def _batches(
         self, samples: Sequence[TrainSample], owners: Mapping[int, int] | None = None
@@ -325,14 +298,10 @@ class Learner:
         return {name: full_tensor(weight.detach()) for name, weight in named}
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint, in host memory; a collective call on all ranks."""
-        optimiser = self.optimiser.state_dict()
-        moments = {
-            number: {name: full_tensor(value).cpu() for name, value in tensors.items()}
-            for number, tensors in optimiser["state"].items()
-        }
-        weights = {name: weight.cpu() for name, weight in self.named_weights().items()}
-        return {"taken": self.taken, "weights": weights, "moments": moments}
+        """A copy for a checkpoint, in host memory; a collective call on all ranks."""
+        named = self.named_weights().items()
+        weights = {name: weight.to("cpu", copy=True) for name, weight in named}
+        return {"taken": self.taken, "weights": weights, "moments": moments(self.optimiser)}
 
     def restore(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
@@ -341,24 +310,11 @@ class Learner:
         optimiser = self.optimiser.state_dict()
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         optimiser["state"] = {
-            number: {name: _like(parameters[number], value) for name, value in moments.items()}
-            for number, moments in state["moments"].items()
+            number: {name: _like(parameters[number], value) for name, value in values.items()}
+            for number, values in state["moments"].items()
         }
         self.optimiser.load_state_dict(optimiser)
         self.taken = state["taken"]
-
-
-def _terms(samples: Sequence[TrainSample], logprob_R: Tensor) -> Terms:
-    device = logprob_R.device
-    if any(sample.old_logprob is None for sample in samples):
-        raise ValueError("update: a sample has no old_logprob; score it first")
-    return Terms(
-        logprob_T=logprob_R,
-        old_T=join([s.old_logprob[s.loss_mask] for s in samples]).to(device),  # type: ignore[index]
-        rollout_T=join([s.rollout_logprob[s.loss_mask] for s in samples]).to(device),
-        advantage_T=by_token([sample.advantage for sample in samples], samples).to(device),
-        sequence_T=join([np.full(s.learnt, n, np.int64) for n, s in enumerate(samples)]).to(device),
-    )
 
 
 def _split(

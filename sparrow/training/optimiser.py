@@ -1,9 +1,10 @@
-"""AdamW and its learning-rate schedule."""
+"""AdamW, its learning-rate schedule, and its moments in a checkpoint."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparrow.schema.train import OptimiserConfig
+from sparrow.training.policy import full_tensor
 
 
 def adamw(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
@@ -24,3 +25,11 @@ def rate_at(config: OptimiserConfig, step: int, steps: int) -> float:
     up = (step + 1) / config.warm_up if step < config.warm_up else 1.0
     left = (steps - 1 - step) / config.decay if step >= steps - config.decay else 1.0
     return config.rate * min(up, config.final + (1 - config.final) * left)
+
+
+def moments(optimiser: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
+    """Copies of its moments by parameter, in host memory; a collective call on all ranks."""
+    return {
+        number: {name: full_tensor(value).to("cpu", copy=True) for name, value in values.items()}
+        for number, values in optimiser.state_dict()["state"].items()
+    }

@@ -26,10 +26,24 @@ CHUNK_BYTES = 2**30  # of logits at a time on a GPU: enough rows for full speed
 
 
 class ActorStates(NamedTuple):
-    """Final hidden states from which the actor sampled, and the numbers of those learnt tokens."""
+    """Final hidden states from which the actor sampled, and the numbers of those learnt tokens.
+
+    older: LM heads of earlier versions, with the tokens of A that were sampled by each.
+    """
 
     hidden_AC: Tensor
     places_A: Tensor
+    older: Sequence[tuple[Tensor, Tensor]] = ()
+
+    def acceptance(self, hidden_RC: Tensor, head_VC: Tensor) -> Tensor:
+        """Acceptance of the policy with these states and head, [A]."""
+        policy_AC, drawn_AC = hidden_RC[self.places_A], self.hidden_AC.to(hidden_RC)
+        alpha_A = ops.acceptance(policy_AC, drawn_AC, head_VC)
+        for older_VC, at in self.older:
+            alpha_A[at] = ops.acceptance(
+                policy_AC[at], drawn_AC[at], head_VC, q_head_VC=older_VC.to(head_VC)
+            )
+        return alpha_A
 
 
 class Scores(NamedTuple):
@@ -86,8 +100,7 @@ class Policy(nn.Module):
             alpha_A = None
             if actor is not None:
                 with torch.no_grad():
-                    drawn_AC = actor.hidden_AC.to(hidden_RC)
-                    alpha_A = ops.acceptance(hidden_RC[actor.places_A], drawn_AC, head_VC)
+                    alpha_A = actor.acceptance(hidden_RC, head_VC)
         return Scores(stats.logprob, stats.entropy, alpha_A, hidden_RC)
 
     def hidden(

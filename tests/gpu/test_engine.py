@@ -1,6 +1,6 @@
 """The engine on a GPU: graphs equal eager steps, and what holds on a CPU holds here."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from sparrow.schema.sampling import (
     SpeculativeParams,
 )
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.types import InFlight
 
 PROMPTS = [[5, 9, 2], list(range(40)), list(range(16)), [7] * 300, list(range(90)), [1]]
 SPARSE = Schedule.fixed(64)
@@ -174,18 +175,25 @@ def test_pages_that_run_out_swap_and_all_end(model: models.Decoder) -> None:
     small.check_integrity()
 
 
-def test_weights_change_in_place_under_captured_graphs(model: models.Decoder) -> None:
+@pytest.mark.parametrize("in_flight", get_args(InFlight))
+def test_weights_change_in_place_under_captured_graphs(
+    model: models.Decoder, in_flight: InFlight
+) -> None:
     items = {name: view.clone() for name, view in models.hf_views(model).items()}
+    calm = engine(model).generate([PROMPTS[1]], params(n=1, max_tokens=60))
     running = engine(model)
     number = running.add(PROMPTS[1], params(n=1, max_tokens=60))
     for _ in range(30):
         running.step()
-    running.update(items.items(), version=3)
+    running.update(items.items(), version=3, in_flight=in_flight)
     outputs = list(running.stream())
     completion = next(output.completion for output in outputs if output.completion is not None)
     assert number == 0
-    assert set(completion.weight_versions) == {0, 3}
-    assert completion.recomputed
+    assert set(completion.weight_versions) == ({3} if in_flight == "restart" else {0, 3})
+    assert bool(completion.recomputed) == (in_flight == "recompute")
+    assert completion.restarts == (in_flight == "restart")
+    if in_flight != "recompute":  # by chunks keys and values have other bits
+        assert same([completion], calm)
 
 
 def test_extras_and_truncation(model: models.Decoder) -> None:

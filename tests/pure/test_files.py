@@ -1,8 +1,10 @@
 """Files that people share: what was changed since they were written is an error, not a value."""
 
+import fcntl
 import json
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,35 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
         files.FolderLock(tmp_path)
     lock.close()
     files.FolderLock(tmp_path).close()
+
+
+def test_who_holds_a_lock_is_seen_without_a_trace(tmp_path: Path) -> None:
+    assert files.lock_holder(tmp_path) is None
+    assert not any(tmp_path.iterdir())
+    lock = files.FolderLock(tmp_path)
+    assert files.lock_holder(tmp_path) == os.getpid()
+    (tmp_path / files.LOCK).write_text("not a number")
+    assert files.lock_holder(tmp_path) == 0
+    lock.close()
+    assert files.lock_holder(tmp_path) is None
+    makes = (Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero"))
+    for number, make in enumerate(makes):
+        (tmp_path / str(number)).mkdir()
+        make(tmp_path / str(number) / files.LOCK)
+        assert files.lock_holder(tmp_path / str(number)) is None
+
+
+def test_a_look_at_a_lock_does_not_refuse_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who looks holds it for an instant."""
+    monkeypatch.setattr(files, "LOOK_SECONDS", 0.5)
+    with (tmp_path / files.LOCK).open("w") as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        timer = threading.Timer(0.01, looked_at.close)
+        timer.start()
+        files.FolderLock(tmp_path).close()
+        timer.join()
 
 
 def test_a_lock_that_is_a_link_changes_and_makes_no_other_file(tmp_path: Path) -> None:

@@ -135,6 +135,47 @@ def dense_hidden(model: models.Decoder, completion: Completion, lora: Any = None
     return hidden[len(completion.prompt_ids) - 1 : -1]
 
 
+class OwnKV:
+    """Causal attention in plain torch over keys and values that stay, whichever weights made them.
+
+    A pass adds its tokens behind those of earlier passes.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._kv: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, layer: int, q_THD: Tensor, *new: Tensor, scale: float) -> Tensor:
+        old = self._kv.get(layer, [part[:0] for part in new])
+        k_SGD, v_SGD = (torch.cat(parts) for parts in zip(old, new, strict=True))
+        self._kv[layer] = k_SGD, v_SGD
+        self.length = len(k_SGD)
+        of_head = torch.arange(q_THD.shape[1]) // (q_THD.shape[1] // k_SGD.shape[1])
+        scores_HTS = torch.einsum("thd,shd->hts", q_THD, k_SGD[:, of_head]) * scale
+        seen_TS = torch.ones(scores_HTS.shape[1:], dtype=torch.bool).tril(len(k_SGD) - len(q_THD))
+        weights_HTS = scores_HTS.masked_fill(~seen_TS, -torch.inf).softmax(2)
+        return torch.einsum("hts,shd->thd", weights_HTS, v_SGD[:, of_head])
+
+
+def logp_by_hand(
+    decoders: Sequence[models.Decoder], completion: Completion, lora: Any = None
+) -> Tensor:
+    """Dense log-probs [tokens, V] where each token is drawn by a decoder of its own.
+
+    A decoder reads the keys and values of those before it; only at the lengths that the completion
+    says it computes all of them itself.
+    """
+    ids = torch.tensor([*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
+    kv, rows = OwnKV(), []
+    for length, decoder in enumerate(decoders, len(completion.prompt_ids)):
+        if length - 1 in completion.recomputed:
+            kv = OwnKV()
+        new = torch.arange(kv.length, length)
+        with torch.no_grad():
+            rows.append(logp(decoder, decoder(ids[new], new, kv, lora)[-1:]))
+    return torch.cat(rows)
+
+
 def recorded_hidden(completion: Completion) -> Tensor:
     assert completion.hidden is not None
     return torch.tensor(completion.hidden)

@@ -82,6 +82,21 @@ def training(folder: Path, *, steps: int = 12, after: float = 0.9, seed: int = 0
     return folder
 
 
+def asynchronous_step(number: int) -> Plain:
+    """What an asynchronous run adds to the metrics of a step."""
+    made = {"async/staleness_mean": 0.5, "async/staleness_max": 1.0 + number % 2}
+    made |= {"async/rollout_idle": 0.1, "async/learner_idle": 0.4, "async/wasted_tokens": 100.0}
+    made |= {"async/buffer": 3.0, "async/under_way": 20.0 + number, "async/again": 1.0}
+    return made | {"async/dropped/uninformative": 2.0, "async/dropped/failed_too_often": 1.0}
+
+
+def asynchronous_training(folder: Path, *, steps: int = 12) -> Path:
+    training(folder, steps=steps)
+    lines = [step(number, **asynchronous_step(number)) for number in range(steps)]
+    write_lines(folder / "metrics.jsonl", lines)
+    return folder
+
+
 def dense_training(folder: Path, *, steps: int = 12) -> Path:
     folder.mkdir(parents=True)
     names = ("accept_p05_min", "accept_p05/bin_0", "accept_p05/bin_96", "density")

@@ -9,9 +9,13 @@ from typing import Any
 import torch
 
 from sparrow import models
+from sparrow.dataflow.backend import EngineBackend
+from sparrow.dataflow.local.learner import LearnerSide
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.messages import Callbacks, NoCallbacks
+from sparrow.dataflow.local.rollout import RolloutSide
 from sparrow.dataflow.local.run import Run, open_run
+from sparrow.engine.engine import Engine
 from sparrow.files import read_lines as lines
 from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import WORDS, Example, Verdict, puzzle_tokenizer
@@ -100,6 +104,22 @@ def metrics(folder: Path) -> list[Json]:
         {k: v for k, v in line.items() if not k.startswith("timing_s/") and k != "perf/throughput"}
         for line in lines(folder / "metrics.jsonl")
     ]
+
+
+def rollout_side(run: Run) -> RolloutSide:
+    assert isinstance(run.rollout, RolloutSide)
+    return run.rollout
+
+
+def learner_side(run: Run) -> LearnerSide:
+    assert isinstance(run.learner, LearnerSide)
+    return run.learner
+
+
+def engine_of(run: Run) -> Engine:
+    backend = rollout_side(run).backend
+    assert isinstance(backend, EngineBackend)
+    return backend.engine
 
 
 def weights_of(run: Run) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -78,9 +77,7 @@ def sparse_outcomes(run: Run) -> Outcomes | None:
     """Evaluate the sparse actor on the validation rows; None if it is dense."""
     if run.gate.schedule is None:
         return None
-    validation = run.config.validation.replace(sparse=True)
-    side = replace(run.rollout, config=run.config.replace(validation=validation))
-    return outcomes(side.validate(run.gate.schedule))
+    return outcomes(run.rollout.evaluate(run.gate.schedule, sparse=True))
 
 
 def outcomes(evaluation: Evaluation) -> Outcomes:

@@ -27,7 +27,7 @@ def check_start(study: Study, *, report: Report = api.silent) -> None:
     if not study.start.exists():
         train = study.config.train
         with open_parts(train, study.folder, report=report) as run:
-            shares = outcomes(run.rollout.validate(None))
+            shares = outcomes(run.rollout.evaluate(None))
         answers = train.validation.prompts * train.validation.samples
         start = StartAnswers(model=train.model.name, answers=answers, **shares._asdict())
         start.save(study.start)

@@ -1,19 +1,19 @@
 """Dispatch: which prompt starts when, and which groups are a batch. No clocks, no threads, no I/O.
 
-The simulator drives it; so will the asynchronous loop, which is not built yet. `staleness` bounds
-the versions between a token and the update that uses it. **Admission**: a prompt starts only if,
-with what is under way and buffered before it, its group is expected to be used within that bound,
-so generation waits instead of being thrown away. With staleness 0 this is the synchronous loop: a
-batch of prompts starts, all of them end, one update.
+The asynchronous loop and the simulator drive it. `staleness` bounds the versions between a token
+and the update that uses it. **Admission**: a prompt starts only if, with what is under way and
+buffered before it, its group is expected to be used within that bound, so generation waits instead
+of being thrown away. With staleness 0 this is the synchronous loop: a batch of prompts starts, all
+of them end, one update.
 """
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from sparrow.dataflow.asynchronous.prompt_ledger import Lease, PromptLedger
+from sparrow.dataflow.asynchronous.prompt_ledger import ENDED, LOST, Lease, PromptLedger
 from sparrow.dataflow.asynchronous.selection import (
     AllPrompts,
     GroupFilter,
@@ -23,7 +23,7 @@ from sparrow.dataflow.asynchronous.selection import (
     earliest_deadline,
     every_group,
 )
-from sparrow.schema.simulation import LateChoice
+from sparrow.schema.simulation import LateChoice, fresh_groups
 
 G = TypeVar("G")
 MEMORY = 0.95  # of the moving share of groups that are kept
@@ -59,17 +59,17 @@ class Dispatcher(Generic[G]):
 
     batch       groups of a step
     staleness   versions between a token and the update that uses it, at most
-    rows        of the data: position p is row p % rows
+    row         name of the row at a position, for the prompt filter
     late        groups that must be used in this step and are under way: wait for them, or abort
     oversample  so many times the prompts that are needed; what is left over is aborted
     replay      share of a batch that earlier batches have used, while within the staleness
-    attempts    to answer a prompt whose worker fails, before it is dropped
+    attempts    to answer a prompt that fails, before it is dropped
     """
 
     ledger: PromptLedger
     batch: int
     staleness: int = 0
-    rows: int = 2**62
+    row: Callable[[int], str] = str
     prompts: PromptFilter = field(default_factory=AllPrompts)
     keeps: GroupFilter = every_group
     order: Order = earliest_deadline
@@ -97,7 +97,7 @@ class Dispatcher(Generic[G]):
     @property
     def fresh(self) -> int:
         """Groups of a batch that are not replayed."""
-        return self.batch - int(self.batch * self.replay)
+        return fresh_groups(self.batch, self.replay)
 
     # Workers.
 
@@ -107,9 +107,9 @@ class Dispatcher(Generic[G]):
             return None
         for _ in range(MOST_SKIPPED):
             lease = self.ledger.lease(worker, self.version)
-            if lease.attempt > self.attempts:
+            if lease.failures >= self.attempts:
                 self._drop(lease, "failed too often")
-            elif not self.prompts.admits(lease.position % self.rows, self._draw(lease)):
+            elif not self.prompts.admits(self.row(lease.position), self._draw(lease)):
                 self._drop(lease, "prompt filter")
             else:
                 self.under_way[lease.number] = (lease, worker)
@@ -133,7 +133,7 @@ class Dispatcher(Generic[G]):
         """Take a group into the buffer, or drop it; one whose lease has ended is ignored."""
         if self.under_way.pop(lease.number, None) is None:
             return
-        self.prompts.observe(lease.position % self.rows, rewards)
+        self.prompts.observe(self.row(lease.position), rewards)
         keeps = self.keeps(rewards)
         self.kept_share = MEMORY * self.kept_share + (1 - MEMORY) * keeps
         if not keeps:
@@ -152,8 +152,17 @@ class Dispatcher(Generic[G]):
         """Give back all prompts of a worker that is gone."""
         lost = [lease for lease, owner in self.under_way.values() if owner == worker]
         for lease in lost:
-            self.fail(lease, "worker lost")
+            self.fail(lease, LOST)
         return lost
+
+    def release(self) -> None:
+        """Give back what is under way or buffered: the run ends, or stops."""
+        for lease in (
+            *(one for one, _ in self.under_way.values()),
+            *(b.lease for b in self.buffer),
+        ):
+            self.ledger.give_back(lease, ENDED, self.step)
+        self.under_way, self.buffer = {}, []
 
     # The learner.
 
@@ -183,10 +192,10 @@ class Dispatcher(Generic[G]):
             raise ValueError(f"version {self.version + 1} needs a batch that was not taken")
         self.version += 1
 
-    def abort(self, lease: Lease) -> None:
+    def abort(self, lease: Lease, reason: str = "straggler") -> None:
         """Drop a prompt that is under way."""
         del self.under_way[lease.number]
-        self._drop(lease, "straggler")
+        self._drop(lease, reason)
 
     def _rank(self, finished: FinishedGroup[G]) -> Any:
         lease = finished.lease

@@ -42,15 +42,23 @@ CREATE TABLE uses (
 CREATE UNIQUE INDEX one_first_use ON uses (lease) WHERE NOT replayed;
 """
 _VERSION = 1  # of the tables: PRAGMA user_version
+# Why leases are returned: in a run, and when one is resumed.
+FAILED, LATE, LOST = "episode failed", "deadline", "worker lost"
+ENDED, TAKEN_AGAIN = "the process ended", "taken again from step {}"
 
 
 class Lease(NamedTuple):
-    """An attempt to answer a prompt, begun under a version of the weights."""
+    """An attempt to answer a prompt, begun under a version of the weights.
+
+    failures: earlier attempts that failed for their own sake. A lost worker, which may have had
+    many prompts, counts a third; the end of the whole run counts nothing.
+    """
 
     number: int
     position: int
     attempt: int
     version: int
+    failures: int = 0
 
 
 class LeaseCount(NamedTuple):
@@ -78,7 +86,9 @@ class PromptLedger:
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
-        self._database = sqlite3.connect(file or ":memory:", isolation_level=None)
+        self._database = sqlite3.connect(
+            file or ":memory:", isolation_level=None, check_same_thread=False
+        )  # calls of several threads must not overlap
         try:
             self._open()
         except sqlite3.DatabaseError as error:
@@ -95,7 +105,8 @@ class PromptLedger:
             run("PRAGMA synchronous = FULL")  # a commit is on disk when it returns
         (version,) = run("PRAGMA user_version").fetchone()
         if version == 0 and not run("SELECT 1 FROM sqlite_master").fetchone():
-            self._database.executescript(f"{_TABLES} PRAGMA user_version = {_VERSION};")
+            made = f"{_TABLES} PRAGMA user_version = {_VERSION};"
+            self._database.executescript(f"BEGIN; {made} COMMIT;")  # whole, or not at all
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"version {version}, expected {_VERSION}")
         (largest,) = run("SELECT coalesce(max(position), -1) FROM leases").fetchone()
@@ -132,6 +143,7 @@ class PromptLedger:
         with self._transaction() as cursor:
             query = "SELECT count(*) FROM leases WHERE position = ?"
             attempt = cursor.execute(query, (position,)).fetchone()[0] + 1
+            failed = cursor.execute(_FAILURES, (position,)).fetchone()[0] if again else 0
             cursor.execute(
                 "INSERT INTO leases (position, attempt, worker, version) VALUES (?, ?, ?, ?)",
                 (position, attempt, worker, version),
@@ -142,7 +154,7 @@ class PromptLedger:
             heapq.heappop(self._waiting)
         else:
             self._next += 1
-        return Lease(number, position, attempt, version)
+        return Lease(number, position, attempt, version, failed)
 
     def drop(self, lease: Lease, reason: str, step: int) -> None:
         """End a prompt without a use; step: the next to be taken."""
@@ -169,13 +181,12 @@ class PromptLedger:
 
         Prompts that were open, and those that ended in this step or later, are dispatched again.
         """
-        lost = "the process ended"
         with self._transaction() as cursor:
             query = "SELECT end, reason, count(*) FROM leases WHERE step >= ? AND end != 'returned'"
             ended = cursor.execute(f"{query} GROUP BY end, reason", (step,)).fetchall()
             (opened,) = cursor.execute("SELECT count(*) FROM leases WHERE end IS NULL").fetchone()
             cursor.execute("DELETE FROM uses WHERE step >= ?", (step,))
-            again = f"taken again from step {step}"
+            again = TAKEN_AGAIN.format(step)
             cursor.execute(
                 "UPDATE leases SET end = 'returned', reason = ?, step = ? "
                 "WHERE step >= ? AND end != 'returned'",
@@ -183,14 +194,19 @@ class PromptLedger:
             )
             cursor.execute(
                 "UPDATE leases SET end = 'returned', reason = ?, step = ? WHERE end IS NULL",
-                (lost, step),
+                (ENDED, step),
             )
         self._waiting = [position for (position,) in self._database.execute(_WAITING)]
         heapq.heapify(self._waiting)
         counts = [LeaseCount(*row) for row in ended]
-        return (*counts, *([LeaseCount("open", lost, opened)] if opened else []))
+        return (*counts, *([LeaseCount("open", ENDED, opened)] if opened else []))
 
     # What is there.
+
+    @property
+    def next_position(self) -> int:
+        """Of the first prompt that was never leased."""
+        return self._next
 
     def counts(self) -> tuple[LeaseCount, ...]:
         """Leases by how and why they ended; open ones as such."""
@@ -234,6 +250,12 @@ class PromptLedger:
         return LedgerAudit(prompts, **numbers, counts=self.counts(), problems=tuple(problems))
 
 
+def ledger_schema() -> tuple[int, dict[str, str | None]]:
+    """The version of a ledger's tables; tables and indexes by name, as the text that made them."""
+    with PromptLedger() as ledger:
+        return _VERSION, dict(ledger._database.execute("SELECT name, sql FROM sqlite_master"))
+
+
 def _end(cursor: sqlite3.Cursor, lease: Lease, end: End, reason: str, step: int) -> None:
     query = "UPDATE leases SET end = ?, reason = ?, step = ? WHERE lease = ? AND end IS NULL"
     cursor.execute(query, (end, reason, step, lease.number))
@@ -241,6 +263,11 @@ def _end(cursor: sqlite3.Cursor, lease: Lease, end: End, reason: str, step: int)
         raise ValueError(f"lease {lease.number} of prompt {lease.position} is not open")
 
 
+_FAILURES = f"""
+SELECT coalesce(sum(reason NOT IN ('{LOST}', '{ENDED}') AND reason NOT LIKE '{TAKEN_AGAIN[:-3]}%'),
+    0) + coalesce(sum(reason = '{LOST}'), 0) / 3
+FROM leases WHERE position = ? AND end = 'returned'
+"""
 # Prompts of which every lease was returned.
 _WAITING = """
 SELECT position FROM leases GROUP BY position HAVING min(coalesce(end, '') = 'returned') = 1
@@ -256,6 +283,12 @@ _PROBLEMS = {
     "(SELECT lease FROM uses WHERE NOT replayed)",
     "leases used twice for the first time": "SELECT lease FROM uses WHERE NOT replayed "
     "GROUP BY lease HAVING count(*) > 1",
+    "leases in a batch of another step than the one that ended them": "SELECT uses.lease FROM uses "
+    "JOIN leases USING (lease) WHERE NOT replayed AND uses.step != leases.step",
+    "prompts with an attempt missing or repeated": "SELECT position FROM leases GROUP BY position "
+    "HAVING min(attempt) != 1 OR max(attempt) != count(*) OR count(DISTINCT attempt) != count(*)",
+    "leases behind a gap in their numbers": "SELECT lease FROM (SELECT lease, lag(lease, 1, 0) "
+    "OVER (ORDER BY lease) AS before FROM leases) WHERE lease != before + 1",
     "replays before the first use": "SELECT later.lease FROM uses AS later JOIN uses AS first "
     "USING (lease) WHERE later.replayed AND NOT first.replayed AND later.step <= first.step",
 }

@@ -1,7 +1,7 @@
 """Data algorithms at four points: which prompt, which group, in which order, in what mix.
 
 Each is a small object or function; `PROMPTS`, `GROUPS` and `ORDERS` have them by name, and one of
-your own can be passed instead. Rows are numbers of the data; the rewards of a group are the
+your own can be passed instead. Rows are named; the rewards of a group are the
 accuracies of its samples.
 """
 
@@ -20,11 +20,11 @@ class PromptFilter(Protocol):
     Its state is numbers by name, for a checkpoint.
     """
 
-    def admits(self, row: int, draw: float) -> bool:
+    def admits(self, row: str, draw: float) -> bool:
         """draw: a random number of this prompt, 0 to 1."""
         ...
 
-    def observe(self, row: int, rewards: Sequence[float]) -> None: ...
+    def observe(self, row: str, rewards: Sequence[float]) -> None: ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -34,10 +34,10 @@ class PromptFilter(Protocol):
 class AllPrompts:
     """Every prompt."""
 
-    def admits(self, _row: int, _draw: float) -> bool:
+    def admits(self, _row: str, _draw: float) -> bool:
         return True
 
-    def observe(self, row: int, rewards: Sequence[float]) -> None:
+    def observe(self, row: str, rewards: Sequence[float]) -> None:
         return None
 
     def state(self) -> dict[str, Any]:
@@ -53,21 +53,21 @@ class DropSolved:
 
     threshold: float = 0.95
     decay: float = 0.5  # weight of the average so far
-    means: dict[int, float] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
 
-    def admits(self, row: int, _draw: float) -> bool:
+    def admits(self, row: str, _draw: float) -> bool:
         return self.means.get(row, 0.0) <= self.threshold
 
-    def observe(self, row: int, rewards: Sequence[float]) -> None:
+    def observe(self, row: str, rewards: Sequence[float]) -> None:
         now = sum(rewards) / len(rewards)
         before = self.means.get(row, now)
         self.means[row] = self.decay * before + (1 - self.decay) * now
 
     def state(self) -> dict[str, Any]:
-        return {"means": {str(row): mean for row, mean in self.means.items()}}
+        return {"means": dict(self.means)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.means = {int(row): float(mean) for row, mean in state["means"].items()}
+        self.means = {row: float(mean) for row, mean in state["means"].items()}
 
 
 @dataclass(kw_only=True)
@@ -87,13 +87,13 @@ class Greso:
     memory: float = 0.99  # of the moving shares of equal visits
     keep: dict[str, float] = field(default_factory=lambda: {"easy": 0.5, "hard": 0.5})
     shares: dict[str, float] = field(default_factory=lambda: {"easy": 0.0, "hard": 0.0})
-    streaks: dict[int, tuple[str, int]] = field(default_factory=dict)
+    streaks: dict[str, tuple[str, int]] = field(default_factory=dict)
 
-    def admits(self, row: int, draw: float) -> bool:
+    def admits(self, row: str, draw: float) -> bool:
         kind, equal = self.streaks.get(row, ("easy", 0))
         return draw < self.keep[kind] ** equal
 
-    def observe(self, row: int, rewards: Sequence[float]) -> None:
+    def observe(self, row: str, rewards: Sequence[float]) -> None:
         kind = None
         if not informative(rewards):
             kind = "easy" if rewards[0] >= 1 else "hard"
@@ -108,12 +108,12 @@ class Greso:
             self.keep[name] = min(self.most, max(self.least, self.keep[name] + change))
 
     def state(self) -> dict[str, Any]:
-        streaks = {str(row): list(streak) for row, streak in self.streaks.items()}
+        streaks = {row: list(streak) for row, streak in self.streaks.items()}
         return {"keep": dict(self.keep), "shares": dict(self.shares), "streaks": streaks}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.keep, self.shares = dict(state["keep"]), dict(state["shares"])
-        self.streaks = {int(row): (kind, n) for row, (kind, n) in state["streaks"].items()}
+        self.streaks = {row: (kind, n) for row, (kind, n) in state["streaks"].items()}
 
 
 PROMPTS: dict[str, Callable[[], PromptFilter]] = {

@@ -80,7 +80,7 @@ class Simulation:
             ledger=self.ledger,
             batch=config.batch,
             staleness=self.staleness,
-            rows=config.rows,
+            row=lambda position: str(position % config.rows),
             prompts=PROMPTS[config.prompt_filter](),
             keeps=GROUPS[config.group_filter],
             order=ORDERS[config.order],

@@ -3,32 +3,39 @@
 Advantages, dense log-probs with acceptance, correction weights of tokens, optimiser steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
-from sparrow.dataflow.episodes import shaped_reward
+from sparrow.dataflow.local.learner_batch import (
+    Measured,
+    actor_states,
+    credited_samples,
+    make_batch,
+    token_versions,
+)
 from sparrow.dataflow.local.messages import Callbacks, LearnerBatch, NoCallbacks, RolloutBatch
+from sparrow.dataflow.local.sides import LearnerProtocol
 from sparrow.engine.answer import ResolvedDecoding
-from sparrow.models import Decoder, hf_views
+from sparrow.models import Decoder, hf_views, provenance
 from sparrow.models.lora import Adapter
+from sparrow.models.weights import with_weights
 from sparrow.schema.base import Float32Array, Float32Matrix
-from sparrow.schema.episode import Group, TrainSample, Trajectory
-from sparrow.schema.gate import AcceptanceReading, RatioEstimate
+from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import TrainConfig
 from sparrow.training.distillation import Distiller, DistillUpdate
-from sparrow.training.learner import Learner, PolicySnapshot, SampleScores, UpdateStats
-from sparrow.training.objectives.advantages import Rewards
+from sparrow.training.learner import Learner, PolicySnapshot
 from sparrow.training.objectives.algorithms import Algorithm
-from sparrow.training.objectives.corrections import combine, diagnose
 from sparrow.training.policy import TeacherStates
 from sparrow.training.sparse_attention import SparseDecoding
+from sparrow.training.update import UpdateStats
 
 
 @dataclass(kw_only=True)
-class LearnerSide:
+class LearnerSide(LearnerProtocol):
     """The policy with its optimiser, and the algorithm."""
 
     config: TrainConfig
@@ -36,6 +43,9 @@ class LearnerSide:
     algorithm: Algorithm
     distiller: Distiller | None = None
     callbacks: Callbacks = field(default_factory=NoCallbacks)
+
+    def header(self) -> str:
+        return provenance(self.learner.policy.model)
 
     # A step.
 
@@ -46,62 +56,37 @@ class LearnerSide:
         policy: where the pass is sparse (`batch.attention`), in a second one of those it is
         measured on.
         """
-        count = len(rollouts.trajectories)
-        trajectories = [*rollouts.trajectories, *rollouts.watched]
-        samples = [
-            *self.credit(rollouts.groups),
-            *(TrainSample.of(trajectory, 0.0) for trajectory in rollouts.watched),
-        ]
-        name, sparse = "old log-probs", self._sparse(decoding)
-        states = list(map(_states, trajectories))
-        self.callbacks.phase(name, 0, len(samples))
+        samples = credited_samples(rollouts, self.algorithm, limit=self.config.rollout.max_tokens)
+        states, sparse = actor_states(rollouts), self._sparse(decoding)
+        name, teacher = "old log-probs", list[TeacherStates]()
         old = self.distiller is not None and self.config.rollout.distill.teacher == "old"
-        teacher: list[TeacherStates] = []
+        self.callbacks.phase(name, 0, len(samples))
         scores = self.learner.score(
             samples,
             states if sparse is None else None,
+            versions=token_versions(rollouts),
             teacher=teacher if old else None,
             sparse=sparse,
             on_batch=lambda done, total: self.callbacks.phase(name, done, total),
         )
-        if not all(map(_is_finite, scores)):
-            return LearnerBatch(broken=True)
-        pairs = list(zip(trajectories, scores, strict=True))
-        if sparse is not None:
-            known = sorted(self.learner.owners(states))
-            found = self.learner.score([samples[n] for n in known], [states[n] for n in known])
-            pairs = list(zip([trajectories[n] for n in known], found, strict=True))
-        learnt = tuple(map(_with_old, samples[:count], scores[:count]))
-        weights, mismatch = self._weights(learnt, scores[:count])
-        return LearnerBatch(
-            samples=learnt,
-            groups=tuple(n for n, group in enumerate(rollouts.groups) for _ in group.trajectories),
-            weights=tuple(weights),
-            scores=tuple(scores[:count]),
-            references=self._references(learnt, sparse),
-            readings=tuple(_reading(*pair) for pair in pairs if pair[1].alpha is not None),
-            estimates=tuple(_estimate(*pair) for pair in pairs),
-            mismatch=mismatch,
+        return make_batch(
+            *(rollouts, samples, scores, self.algorithm),
+            measured=None if sparse is None else self._measured(rollouts, samples, states),
+            references=self._references(samples[: len(rollouts.trajectories)], sparse),
             teacher=teacher[0] if teacher else None,
         )
 
-    def credit(self, groups: Sequence[Group]) -> list[TrainSample]:
-        """Samples with their advantages, by rewards that are shaped if the algorithm says so."""
-        limit = self.config.rollout.max_tokens
-        rewards = [
-            Rewards(
-                rewards=np.array(
-                    [shaped_reward(t, self.algorithm, limit) for t in group.trajectories]
-                ),
-                baseline=group.baseline,
-            )
-            for group in groups
-        ]
-        return [
-            TrainSample.of(trajectory, float(advantage))
-            for group, advantages in zip(groups, self.algorithm.advantage(rewards), strict=True)
-            for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
-        ]
+    def _measured(
+        self,
+        rollouts: RolloutBatch,
+        samples: Sequence[TrainSample],
+        states: Sequence[Float32Matrix | None],
+    ) -> list[Measured]:
+        """A dense pass of the trajectories whose states are known, beside a sparse one of all."""
+        trajectories = [*rollouts.trajectories, *rollouts.watched]
+        known = sorted(self.learner.owners(states))
+        found = self.learner.score([samples[n] for n in known], [states[n] for n in known])
+        return list(zip([trajectories[n] for n in known], found, strict=True))
 
     def _sparse(self, decoding: ResolvedDecoding) -> SparseDecoding | None:
         """The sparse attention of log-probs and updates; None: dense."""
@@ -114,9 +99,6 @@ class LearnerSide:
         """Take the step's optimiser steps, each on a share of the groups; none if it is broken."""
         if batch.broken:
             return [UpdateStats.without_loss()]
-        shares = np.array_split(
-            np.unique(np.array(batch.groups, dtype=int)), self.config.batch.updates
-        )
         return [
             self.learner.update(
                 [batch.samples[n] for n in numbers],
@@ -126,12 +108,13 @@ class LearnerSide:
                 sparse=self._sparse(decoding),
                 on_batch=lambda done, total: self.callbacks.phase("update", done, total),
             )
-            for share in shares
-            if (numbers := [n for n, group in enumerate(batch.groups) if group in share])
+            for numbers in batch.shares(self.config.batch.updates)
         ]
 
     def snapshot(self, batch: LearnerBatch, step: int) -> PolicySnapshot | None:
         """The policy before the update, on batch.kl_sample samples; None: on none."""
+        if self.config.run.loop == "async" and self.config.gate.mode != "off":
+            self.learner.keep_head(step, self.config.dispatch.staleness)
         samples = [sample for sample in batch.samples if sample.learnt]
         if not self.config.batch.kl_sample or not samples:
             return None
@@ -183,30 +166,13 @@ class LearnerSide:
 
     def _references(
         self, samples: Sequence[TrainSample], sparse: SparseDecoding | None
-    ) -> tuple[Float32Array, ...] | None:
+    ) -> list[Float32Array] | None:
         """Log-probs of the reference model by learnt token; None without one."""
         if self.learner.reference is None:
             return None
         self.callbacks.phase("reference log-probs")
         scores = self.learner.score(samples, policy=self.learner.reference, sparse=sparse)
-        return tuple(sample.logprob for sample in scores)
-
-    def _weights(
-        self, samples: Sequence[TrainSample], scores: Sequence[SampleScores]
-    ) -> tuple[list[Float32Array], dict[str, float]]:
-        """Correction weights by pi_old / mu over the whole batch, and their diagnostics."""
-        if not samples:
-            return [], {}
-        counts = [sample.learnt for sample in samples]
-        log_rho = [
-            score.logprob - sample.rollout_logprob[sample.loss_mask]
-            for sample, score in zip(samples, scores, strict=True)
-        ]
-        log_rho_T = torch.from_numpy(np.concatenate(log_rho))
-        sequence_T = torch.from_numpy(np.repeat(np.arange(len(samples)), counts))
-        weight_T = combine(self.algorithm.corrections, log_rho_T, sequence_T)
-        parts = np.split(weight_T.numpy(), np.cumsum(counts)[:-1])
-        return parts, diagnose(log_rho_T, weight_T, sequence_T)
+        return [sample.logprob for sample in scores]
 
     # Weights.
 
@@ -217,22 +183,26 @@ class LearnerSide:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Full weights by Hugging Face names; a collective call on all ranks."""
+        model = self.learner.policy.model
         if self.learner.world.size == 1:
-            return hf_views(self.learner.policy.model)
-        return hf_views(self._decoder(self.learner.named_weights()))
+            return hf_views(model)
+        return hf_views(with_weights(model, self.learner.named_weights()))
 
     def host_model(self) -> Decoder:
         """A copy in host memory, in the dtype of products; a collective call on all ranks."""
-        dtype, named = self.learner.policy.dtype, self.learner.named_weights()
-        return self._decoder({name: weight.to("cpu", dtype) for name, weight in named.items()})
+        policy, named = self.learner.policy, self.learner.named_weights()
+        host = {name: weight.to("cpu", policy.dtype) for name, weight in named.items()}
+        return with_weights(policy.model, host)
 
-    def _decoder(self, weights: dict[str, torch.Tensor]) -> Decoder:
-        """The learner's model with other tensors."""
-        with torch.device("meta"):
-            model = Decoder(self.learner.policy.model.spec)
-        model.load_state_dict(weights, assign=True)
-        model.source = self.learner.policy.model.source
-        return model
+    def state(self) -> dict[str, Any]:
+        """The learner's and the distiller's state; a collective call on all ranks."""
+        own = {"learner": self.learner.state()}
+        return own if self.distiller is None else {**own, "distiller": self.distiller.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.learner.restore(state["learner"])
+        if self.distiller is not None:
+            self.distiller.restore(state["distiller"])
 
 
 def draw_samples(
@@ -255,49 +225,3 @@ def draw_samples(
     drawn, times = np.unique(order[places.clip(max=len(samples) - 1)], return_counts=True)
     weights = times / (count * chance[drawn] * tokens.sum())
     return dict(zip(drawn.tolist(), weights.tolist(), strict=True))
-
-
-def _is_finite(scores: SampleScores) -> bool:
-    alpha = np.zeros(0) if scores.alpha is None else scores.alpha
-    return bool(np.isfinite(scores.logprob).all() and np.isfinite(alpha).all())
-
-
-def _states(trajectory: Trajectory) -> Float32Matrix | None:
-    """The actor's hidden states of the tokens in the loss."""
-    if trajectory.hidden is None:
-        return None
-    return trajectory.hidden[trajectory.loss_mask[trajectory.weight_version >= 0]]
-
-
-def _with_old(sample: TrainSample, scores: SampleScores) -> TrainSample:
-    old = np.zeros(len(sample), np.float32)
-    old[sample.loss_mask] = scores.logprob
-    return sample.replace(old_logprob=old)
-
-
-def _decoded(trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
-    """Which learnt tokens were drawn by a decode step, and the total lengths at those.
-
-    The first token of an answer comes from the dense prefill: it says nothing of sparse decoding.
-    """
-    places = np.flatnonzero(trajectory.loss_mask)
-    decoded = (trajectory.weight_version >= 0)[places - 1]
-    return decoded, places[decoded].astype(np.int32)
-
-
-def _reading(trajectory: Trajectory, scores: SampleScores) -> AcceptanceReading:
-    assert scores.alpha is not None, "only called for measured trajectories"
-    decoded, lengths = _decoded(trajectory)
-    return AcceptanceReading(
-        prompt=trajectory.prompt_id,
-        lengths=lengths,
-        alpha=scores.alpha[decoded],
-        entropy=scores.entropy[decoded],
-    )
-
-
-def _estimate(trajectory: Trajectory, scores: SampleScores) -> RatioEstimate:
-    decoded, lengths = _decoded(trajectory)
-    log_rho = scores.logprob - trajectory.rollout_logprob[trajectory.loss_mask]
-    ratio = np.exp(np.minimum(log_rho, 0.0))[decoded].astype(np.float32)
-    return RatioEstimate(lengths=lengths, ratio=ratio)

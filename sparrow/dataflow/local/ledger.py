@@ -23,7 +23,7 @@ from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.evaluation import Evaluation, describe_problems
 from sparrow.schema.gate import GateCheck
 from sparrow.schema.train import GateConfig, TrainConfig
-from sparrow.training.learner import UpdateStats
+from sparrow.training.update import UpdateStats
 
 NAMED = 5  # rows listed by name in a message
 FAULTS = (
@@ -149,15 +149,15 @@ class Ledger:
                 "red",
             )
 
-    def record_validation(self, evaluation: Evaluation) -> None:
-        """Record the held-out accuracy after the steps so far."""
+    def record_validation(self, step: int, evaluation: Evaluation) -> None:
+        """Record the held-out accuracy after a number of steps."""
         values = validation_metrics(evaluation)
         if self.files is not None:
-            self.files.validation(self.step, values)
+            self.files.validation(step, values)
         shown = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
-        self.callbacks.event(f"after {self.step} steps: {shown}", "cyan")
+        self.callbacks.event(f"after {step} steps: {shown}", "cyan")
         for problem in evaluation.problems:
-            self.callbacks.event(f"after {self.step} steps: {problem}", "red")
+            self.callbacks.event(f"after {step} steps: {problem}", "red")
 
     # Stopping.
 

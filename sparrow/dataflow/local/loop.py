@@ -35,11 +35,12 @@ from sparrow.dataflow.run_files import (
 )
 from sparrow.dataflow.stopping import Stopped
 from sparrow.engine.answer import ResolvedDecoding
+from sparrow.models.weights import EMBEDDING
 from sparrow.schema.episode import Group
 from sparrow.schema.loading import RESOLVED, read_resolved
 from sparrow.schema.train import TrainConfig, code_settings
 from sparrow.schema.types import Report
-from sparrow.training.learner import UpdateStats
+from sparrow.training.update import UpdateStats
 
 
 def train(run: Run) -> Path:
@@ -49,10 +50,11 @@ def train(run: Run) -> Path:
     episodes save a checkpoint first; anything else (a full disk, a kill) leaves the last one.
     """
     try:
-        if run.step == 0:
+        if run.step == 0 or run.lacks_validation():
             run.validate()
         while run.step < run.config.run.steps:
             step(run)
+        run.finish_validations()
     except (Stopped, GateStop, Diverged, Unjudged, EpisodeFailed):
         run.save()
         raise
@@ -75,7 +77,7 @@ def step(run: Run) -> None:
     updates, kl = _update(run, batch, decoding, clock)
     look = run.gate.judge_policy(look, entropy=batch.entropy, kl=kl)
     distilled = None
-    if run.learner.distiller is not None:
+    if run.config.rollout.distill.on:
         with clock("distill"):
             distilled = run.learner.distill(batch, decoding, run.step)
     with clock("weights"):
@@ -146,7 +148,7 @@ def _groups(run: Run, folder: Path) -> list[Group]:
     """Read the saved trajectories of the run's step; ValueError if the model has no such tokens."""
     groups = read_rollouts(folder, run.step)
     ids = [trajectory.ids for group in groups for trajectory in group.trajectories]
-    vocabulary = run.learner.learner.policy.model.spec.vocabulary
+    vocabulary = len(run.learner.weights()[EMBEDDING])
     if not ids or any(row.max() >= vocabulary for row in ids):
         raise ValueError(
             f"{rollouts_file(folder, run.step)}: expected trajectories with token ids "

@@ -3,7 +3,7 @@
     RolloutRequest    run -> rollout side: sample a step
     RolloutBatch      rollout side -> run -> learner side: its groups, and what became of its rows
     LearnerBatch      learner side -> run: measurements for the gate, and samples with weights
-    UpdateStats       learner side -> run: an optimiser step (training/learner.py)
+    UpdateStats       learner side -> run: an optimiser step (training/update.py)
 
 Weights go from the learner side to the rollout side by Hugging Face names, with a version.
 """
@@ -63,6 +63,7 @@ class RolloutBatch(Record):
     rounds: int = 1
     verdicts: dict[str, int] = {}  # noqa: RUF012 (pydantic copies it); counts by kind
     fault: str = ""  # why a verdict failed, where one did
+    metrics: dict[str, float] = {}  # noqa: RUF012 (pydantic copies it); of the rollout side alone
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -94,6 +95,12 @@ class LearnerBatch:
         """Mean entropy of the policy over the learnt tokens, in nats; None without tokens."""
         tokens = np.concatenate([np.zeros(0), *(scores.entropy for scores in self.scores)])
         return float(tokens.mean()) if len(tokens) else None
+
+    def shares(self, updates: int) -> list[list[int]]:
+        """The samples of each optimiser step, by number: whole groups, evenly; none is empty."""
+        parts = np.array_split(np.unique(np.array(self.groups, dtype=int)), updates)
+        numbers = [[n for n, group in enumerate(self.groups) if group in part] for part in parts]
+        return [share for share in numbers if share]
 
 
 # Callbacks.

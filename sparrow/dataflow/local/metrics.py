@@ -14,7 +14,7 @@ from sparrow.schema.gate import metrics as gate_metrics
 from sparrow.schema.sampling import SpeculationStats
 from sparrow.stats import FAR_TAIL, TAIL, UNCERTAIN, hard_misses
 from sparrow.training.distillation import DistillUpdate
-from sparrow.training.learner import UpdateStats
+from sparrow.training.update import UpdateStats
 
 Metrics = dict[str, float]
 FloatArray = npt.NDArray[np.float64]
@@ -37,6 +37,7 @@ def step_metrics(
     tokens = sum(map(len, trajectories))
     return (
         _rollout(trajectories, rollouts)
+        | rollouts.metrics
         | _advantages(batch)
         | _updates(updates)
         | ({} if kl is None else {"actor/kl_new_old": kl})

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torch import Tensor
+
 from sparrow.dataflow.backend import RolloutBackend, Sampler
 from sparrow.dataflow.episodes import Actor, Episode, shaped_reward
 from sparrow.dataflow.evaluation import Part, evaluate
@@ -24,8 +26,10 @@ from sparrow.dataflow.local.messages import (
     RolloutRequest,
     Unjudged,
 )
+from sparrow.dataflow.local.sides import RolloutHeader, RolloutProtocol
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.engine.answer import DENSE, ResolvedDecoding
+from sparrow.models.lora import Adapter
 from sparrow.schema.base import from_dict
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation, outcome, outcome_shares
@@ -52,7 +56,7 @@ class PromptSlot(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class RolloutSide:
+class RolloutSide(RolloutProtocol):
     """The backend with its rows, episode and judge, and the held-out rows.
 
     A step changes nothing of it but the backend's weights.
@@ -73,23 +77,39 @@ class RolloutSide:
     stopping: GracefulShutdown = field(default_factory=GracefulShutdown)
     callbacks: Callbacks = field(default_factory=NoCallbacks)
 
+    def header(self) -> RolloutHeader:
+        isolation = getattr(self.judge, "isolation", None)
+        return RolloutHeader(self.rows.name, self.backend.header(), isolation)
+
     def sleep(self) -> None:
         """Free the backend's memory while the learner works."""
         if self.config.rollout.sleep:
             self.backend.sleep()
 
+    def wake(self) -> None:
+        self.backend.wake()
+
+    def sync_weights(
+        self, weights: Mapping[str, Tensor], *, version: int, adapter: Adapter | None = None
+    ) -> None:
+        self.backend.sync_weights(weights, version=version, adapter=adapter)
+
     def decoding(self, schedule: Schedule | None) -> ResolvedDecoding:
         """How tokens are sampled in a step under this schedule of the gate."""
         return self.exact or ResolvedDecoding(schedule, self.flow)
 
-    def validate(self, schedule: Schedule | None) -> Evaluation:
-        """Measure accuracy on held-out rows, on the first rank; dense unless validation.sparse."""
+    def evaluate(self, schedule: Schedule | None, *, sparse: bool | None = None) -> Evaluation:
+        """Measure accuracy on held-out rows, on the first rank.
+
+        sparse: under the schedule, otherwise dense; None: as validation.sparse says.
+        """
         self.callbacks.phase("validation")
         config, most = self.config, self.config.rollout.max_tokens
         samples = config.validation.samples  # the same seeds each time, so that points compare
         params = SamplingParams(n=samples, max_tokens=most, seed=VALIDATION_SEED)
         arguments = (self.backend, self.validation, self.language, params)
-        decoding = self.decoding(schedule) if config.validation.sparse else DENSE
+        sparse = config.validation.sparse if sparse is None else sparse
+        decoding = self.decoding(schedule) if sparse else DENSE
         return self.world.on_first_rank(
             lambda: evaluate(*arguments, model=config.model.name, decoding=decoding).evaluation,
             (Unjudged,),
@@ -130,7 +150,7 @@ class RolloutSide:
             position=position,
             overlong=tuple(overlong),
             uninformative=len(dropped),
-            watched=self._with_states(dropped),
+            watched=self._watched(dropped),
             acc=sum(accs) / len(accs) if accs else None,
             outcomes=outcome_shares(outcomes),
             rounds=rounds,
@@ -147,7 +167,7 @@ class RolloutSide:
         accs = [t.acc or 0 for t in group.trajectories]
         return not self.algorithm.dynamic or informative(accs)
 
-    def _with_states(self, groups: Sequence[Group]) -> tuple[Trajectory, ...]:
+    def _watched(self, groups: Sequence[Group]) -> tuple[Trajectory, ...]:
         """Trajectories whose hidden states some rank has, in the same order on all ranks."""
         trajectories = [t for group in groups for t in group.trajectories]
         held = [number for number, t in enumerate(trajectories) if t.hidden is not None]
@@ -190,7 +210,7 @@ class RolloutSide:
         def share() -> list[Group]:
             work = self._generate_all(request, world.local_items(slots))
             local.extend(run_coroutine(self.stopping.run_until_stopped(work)))
-            return local if world.size == 1 else [_without_states(group) for group in local]
+            return local if world.size == 1 else [without_states(group) for group in local]
 
         groups = interleave(world.on_all_ranks(share, (EpisodeFailed, Stopped)))
         groups[world.rank :: world.size] = local
@@ -203,7 +223,7 @@ class RolloutSide:
 
         async def generate_group(sampler: Sampler, slot: PromptSlot) -> Group:
             nonlocal done
-            group = await self._group(request, sampler, slot)
+            group = await self.answer(request, sampler, slot)
             done += 1
             self.callbacks.phase("rollout", done, len(slots))
             return group
@@ -212,7 +232,8 @@ class RolloutSide:
         async with self.backend.serving() as sampler:
             return list(await asyncio.gather(*(generate_group(sampler, slot) for slot in slots)))
 
-    async def _group(self, request: RolloutRequest, sampler: Sampler, slot: PromptSlot) -> Group:
+    async def answer(self, request: RolloutRequest, sampler: Sampler, slot: PromptSlot) -> Group:
+        """Play the episode of one prompt; EpisodeFailed if it fails."""
         rollout, example = self.config.rollout, slot.example
         actor = Actor(
             engine=sampler,
@@ -254,6 +275,7 @@ class RolloutSide:
         return trajectories
 
 
-def _without_states(group: Group) -> Group:
+def without_states(group: Group) -> Group:
+    """A group without its hidden states, which are large."""
     light = tuple(t.replace(hidden=None) for t in group.trajectories)
     return group.replace(trajectories=light)

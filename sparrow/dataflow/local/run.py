@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,18 +28,21 @@ from sparrow.dataflow.local.learner import LearnerSide
 from sparrow.dataflow.local.ledger import Ledger
 from sparrow.dataflow.local.messages import Callbacks, Clock, RolloutRequest
 from sparrow.dataflow.local.rollout import RolloutSide
-from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, RunFiles, import_wandb
+from sparrow.dataflow.local.sides import LearnerProtocol, RolloutProtocol
+from sparrow.dataflow.local.transformers_learner import TransformersLearner
+from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, LEFT_OUT, RunFiles, import_wandb
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
 from sparrow.files import has_sums, remove_unfinished, unfinished_path, write_whole
 from sparrow.gate import Gate
-from sparrow.models import Decoder, fingerprint, load, provenance, save, tokenizer_digest
+from sparrow.models import Decoder, fingerprint, load, save, tokenizer_digest
 from sparrow.models.actor import load_actor, save_actor
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.lora import Adapter
 from sparrow.models.sources import split_revision
 from sparrow.models.spec import ModelSpec
 from sparrow.schema.base import to_dict
+from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.loading import read_resolved
 from sparrow.schema.run_folder import ACTOR, MODEL, SCHEDULE, flat_settings
 from sparrow.schema.schedule import Schedule
@@ -55,7 +59,6 @@ from sparrow.training.policy import Policy, shard
 from sparrow.training.world import World, join_world, rank_device
 from sparrow.training.world import current_rank as current_rank  # for the command line
 
-LEFT_OUT = "left_out.txt"
 GIB = 2**30
 
 
@@ -67,10 +70,12 @@ class Run:
     """
 
     config: TrainConfig
-    rollout: RolloutSide
-    learner: LearnerSide
+    rollout: RolloutProtocol
+    learner: LearnerProtocol
     gate: Gate
     ledger: Ledger
+    world: World
+    stopping: GracefulShutdown
 
     def __enter__(self) -> Self:
         return self
@@ -83,10 +88,6 @@ class Run:
             self.ledger.files.close()
         self.rollout.close()
         self.world.leave()
-
-    @property
-    def world(self) -> World:
-        return self.rollout.world
 
     @property
     def step(self) -> int:
@@ -104,24 +105,22 @@ class Run:
 
     @callbacks.setter
     def callbacks(self, callbacks: Callbacks) -> None:
-        for part in (self.rollout, self.learner, self.ledger):
-            part.callbacks = callbacks
+        self.rollout.callbacks = self.learner.callbacks = self.ledger.callbacks = callbacks
 
     def header(self) -> list[str]:
         """What runs, in a few lines; sparse or dense first."""
-        decoding = self.rollout.decoding(self.gate.schedule)
-        parts = describe_run(self.config, decoding, self.rollout.rows.name)
-        origin = provenance(self.learner.learner.policy.model)
-        isolation = getattr(self.rollout.judge, "isolation", None)
-        parts["model"] += f" ({origin}) | {self.rollout.backend.header()}"
-        parts["data"] += f" | verifiers in processes ({isolation})" if isolation else ""
+        decoding, header = self.rollout.decoding(self.gate.schedule), self.rollout.header()
+        parts = describe_run(self.config, decoding, header.rows)
+        parts["model"] += f" ({self.learner.header()}) | {header.engine}"
+        if header.verifiers:
+            parts["data"] += f" | verifiers in processes ({header.verifiers})"
         return [f"{name}: {text}" for name, text in parts.items()]
 
     # A step.
 
     def start_step(self) -> Clock:
         """Start a step; raise Stopped on all ranks if a shutdown was requested on any."""
-        if any(self.world.all_gather(self.rollout.stopping.requested)):
+        if any(self.world.all_gather(self.stopping.requested)):
             raise Stopped
         return Clock()
 
@@ -140,24 +139,41 @@ class Run:
     def sync_weights(self) -> None:
         """Copy the learner's weights to the backend; their version is the number of steps taken."""
         self.callbacks.phase("weights")
-        self.rollout.backend.wake()
+        self.rollout.wake()
         self._sync(self.step + 1)
 
     def _sync(self, version: int) -> None:
         weights, adapter = self.learner.weights(), self.learner.adapter
-        self.rollout.backend.sync_weights(weights, version=version, adapter=adapter)
+        self.rollout.sync_weights(weights, version=version, adapter=adapter)
 
     # After a step.
 
     def validate_if_due(self) -> None:
         """Validate every `validation.every` steps, and after the last."""
         every = self.config.validation.every
+        self._record_validations(self.rollout.evaluations())
         if every and (self.step % every == 0 or self.step == self.config.run.steps):
             self.validate()
 
     def validate(self) -> None:
-        if self.rollout.validation:
-            self.ledger.record_validation(self.rollout.validate(self.gate.schedule))
+        if self.config.validation.every:
+            self._record_validations(self.rollout.validate(self.step, self.gate.schedule))
+
+    def finish_validations(self) -> None:
+        """Wait for validations that run beside the steps."""
+        self._record_validations(self.rollout.evaluations(wait=True))
+
+    def _record_validations(self, ended: Iterable[tuple[int, Evaluation]]) -> None:
+        for step, evaluation in ended:
+            self.ledger.record_validation(step, evaluation)
+
+    def lacks_validation(self) -> bool:
+        """Whether the validation before the next step is due and was not recorded."""
+        every, files = self.config.validation.every, self.ledger.files
+        if not every or self.step % every:
+            return False
+        recorded = self.world.on_first_rank(lambda: files is not None and files.validated())
+        return not recorded or self.step not in recorded
 
     def save_if_due(self) -> None:
         if self.step % self.config.run.save_every == 0:
@@ -173,9 +189,9 @@ class Run:
         self.world.on_first_rank(lambda: ledger.checkpoints.save(self.step, state, ledger.identity))
 
     def state(self) -> dict[str, Any]:
-        parts = {"gate": self.gate.state(), "learner": self.learner.learner.state()}
-        if self.learner.distiller is not None:
-            parts["distiller"] = self.learner.distiller.state()
+        parts = {"gate": self.gate.state(), **self.learner.state()}
+        if rollout := self.rollout.state():
+            parts["rollout"] = rollout
         return {**self.ledger.state(), **parts}
 
     def load_checkpoint(self, step: int) -> None:
@@ -186,10 +202,10 @@ class Run:
             if state["step"] != step:
                 raise ValueError("it belongs to another step")
             self.ledger.restore(state)
-            self.learner.learner.restore(state["learner"])
-            if self.learner.distiller is not None:
-                self.learner.distiller.restore(state["distiller"])
+            self.learner.restore(state)
             self.gate = Gate.restore(gate_config(self.config), state["gate"])
+            if self.rollout.state():
+                self.rollout.restore(state["rollout"])
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(
@@ -329,57 +345,145 @@ def open_parts(
     The learner comes before the engine, which takes the free memory.
     """
     report, rollout = report or (lambda text: None), config.rollout
-    held = config.validation
     device = rank_device(pick_device(config.model.device))
     dtype = pick_dtype(config.model.dtype, device, {})
     world, stopping = _ranks(config, device), stopping or GracefulShutdown()
-    algorithm = make_algorithm(config.algorithm, max_tokens=rollout.max_tokens)
-    episode = episode or load_episode(rollout.episode)
-    rows: Examples = open_rows(config.data, seed=config.run.seed)
     model = load(config.model.name, dtype="float32", device=device, report=report)
-    decoding = resolve_decoding(rollout, model.spec.family)
-    schedule, exact = decoding.schedule, decoding.speculative is not None
-    max_prompt = max_prompt_tokens(rollout, model.spec)
-    longest = max_prompt + rollout.max_tokens
-    language = load_language(model, config.data.task in PUZZLES, chat=config.chat)
-    rows = _drop_overlong(rows, language, max_prompt, report)
-    for note in schedule_notes(schedule, config.model.name, longest):
-        report(note)
+    sampling = _Sampling.open(config, model, report)
     reference = _reference(config, model, dtype)
     ledger = Ledger(
         config=config,
-        identity=_identity(config, dtype, (model, reference), rows, schedule),
+        identity=_identity(config, dtype, (model, reference), sampling.rows, sampling.schedule),
         checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=report),
-        left_out=getattr(rows, "problems", ()),
+        left_out=getattr(sampling.rows, "problems", ()),
     )
-    with ExitStack() as judges:
-        validation, unusable = open_validation(config, judges) if held.every else ([], ())
-        judges.pop_all()  # the rollout side closes them
-    if unusable:
-        report(f"validation: {len(unusable)} rows are left out, the first: {unusable[0]}")
-    learner = _learner_side(config, model, reference, dtype, algorithm, world)
-    backend = _backend(config, decoding, dtype, device, longest)
-    if learner.adapter is not None and rollout.distill.adapter is not None:
-        backend.set_actor(learner.adapter)
-    side = RolloutSide(
+    learner = _learner_side(config, model, reference, dtype, sampling.algorithm, world)
+    if config.run.loop == "async":
+        if episode is not None or judge is not None:
+            raise ValueError("run.loop: async needs episodes and rewards by name, as a setting")
+        side: RolloutProtocol = _async_side(sampling, dtype, folder, stopping)
+    else:
+        backend = _backend(config, sampling, dtype, device)
+        if learner.adapter is not None and rollout.distill.adapter is not None:
+            backend.set_actor(learner.adapter)
+        parts: dict[str, Any] = {"world": world, "stopping": stopping}
+        side = sampling.side(backend, episode=episode, judge=judge, report=report, **parts)
+    decoding, exact = sampling.decoding, sampling.exact
+    mass = decoding.flow.mass is not None
+    # Under exact decoding the actor is the policy: the gate has nothing to change.
+    schedule = None if exact else sampling.schedule
+    gate = Gate(gate_config(config), schedule, longest=sampling.longest, mass=mass)
+    return Run(
         config=config,
-        backend=backend,
-        exact=decoding if exact else None,
-        flow=decoding.flow,
-        rows=rows,
-        judge=judge or open_judge(config.data, rows),
-        language=language,
-        episode=episode,
-        algorithm=algorithm,
-        max_prompt=max_prompt,
-        validation=validation,
+        rollout=side,
+        learner=learner,
+        gate=gate,
+        ledger=ledger,
         world=world,
         stopping=stopping,
     )
-    mass = decoding.flow.mass is not None
-    # Under exact decoding the actor is the policy: the gate has nothing to change.
-    gate = Gate(gate_config(config), None if exact else schedule, longest=longest, mass=mass)
-    return Run(config=config, rollout=side, learner=learner, gate=gate, ledger=ledger)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sampling:
+    """What the rollout side of a configuration is made of, but for its backend."""
+
+    config: TrainConfig
+    decoding: ResolvedDecoding
+    algorithm: Algorithm
+    rows: Examples
+    language: Language
+    max_prompt: int
+
+    @classmethod
+    def open(cls, config: TrainConfig, model: Decoder, report: Report) -> "_Sampling":
+        """Open rows and language; report what is wrong with them, or with the schedule."""
+        rollout = config.rollout
+        decoding = resolve_decoding(rollout, model.spec.family)
+        max_prompt = max_prompt_tokens(rollout, model.spec)
+        language = load_language(model, config.data.task in PUZZLES, chat=config.chat)
+        rows: Examples = open_rows(config.data, seed=config.run.seed)
+        rows = _drop_overlong(rows, language, max_prompt, report)
+        longest = max_prompt + rollout.max_tokens
+        for note in schedule_notes(decoding.schedule, config.model.name, longest):
+            report(note)
+        return cls(
+            config=config,
+            decoding=decoding,
+            algorithm=make_algorithm(config.algorithm, max_tokens=rollout.max_tokens),
+            rows=rows,
+            language=language,
+            max_prompt=max_prompt,
+        )
+
+    @property
+    def schedule(self) -> Schedule | None:
+        return self.decoding.schedule
+
+    @property
+    def exact(self) -> bool:
+        return self.decoding.speculative is not None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence, at most."""
+        return self.max_prompt + self.config.rollout.max_tokens
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of every rollout side."""
+        return {
+            "config": self.config,
+            "exact": self.decoding if self.exact else None,
+            "flow": self.decoding.flow,
+            "rows": self.rows,
+            "language": self.language,
+            "algorithm": self.algorithm,
+            "max_prompt": self.max_prompt,
+        }
+
+    def side(
+        self,
+        backend: RolloutBackend,
+        *,
+        episode: Episode | None = None,
+        judge: Judge | None = None,
+        report: Report,
+        **parts: Any,
+    ) -> RolloutSide:
+        """The rollout side in this process, with its judges."""
+        config = self.config
+        with ExitStack() as judges:
+            held = config.validation.every
+            validation, unusable = open_validation(config, judges) if held else ([], ())
+            judges.pop_all()  # the rollout side closes them
+        if unusable:
+            report(f"validation: {len(unusable)} rows are left out, the first: {unusable[0]}")
+        return RolloutSide(
+            backend=backend,
+            episode=episode or load_episode(config.rollout.episode),
+            judge=judge or open_judge(config.data, self.rows),
+            validation=validation,
+            **self.settings(),
+            **parts,
+        )
+
+
+def open_rollout_side(config: TrainConfig, report: Report = print) -> RolloutSide:
+    """Make the rollout side alone, for a worker process."""
+    device = pick_device(config.model.device)
+    dtype = pick_dtype(config.model.dtype, device, {})
+    model = load(config.model.name, dtype=dtype, device=device, report=report)
+    sampling = _Sampling.open(config, model, report)
+    return sampling.side(_backend(config, sampling, dtype, device, model), report=report)
+
+
+def _async_side(
+    sampling: _Sampling, dtype: torch.dtype, folder: Path, stopping: GracefulShutdown
+) -> RolloutProtocol:
+    from sparrow.dataflow.asynchronous.rollout import AsyncRolloutSide
+
+    own: dict[str, Any] = {"dtype": dtype, "folder": folder, "stopping": stopping}
+    return AsyncRolloutSide(**sampling.settings(), **own)
 
 
 def _ranks(config: TrainConfig, device: torch.device) -> World:
@@ -397,7 +501,11 @@ def _learner_side(
     dtype: torch.dtype,
     algorithm: Algorithm,
     world: World,
-) -> LearnerSide:
+) -> LearnerProtocol:
+    if config.run.learner == "transformers":
+        if world.size > 1:
+            raise ValueError(f"run.learner: expected sparrow for {world.size} ranks")
+        return TransformersLearner(config, model, algorithm)
     batch, distill = config.batch, config.rollout.distill
     joined = model.device.type == "cuda" if batch.compile is None else batch.compile
     adapter = _adapter(config, model) if distill.on else None  # before weights are sharded
@@ -457,17 +565,17 @@ def _reference(config: TrainConfig, model: Decoder, dtype: torch.dtype) -> Decod
 
 def _backend(
     config: TrainConfig,
-    decoding: ResolvedDecoding,
+    sampling: _Sampling,
     dtype: torch.dtype,
     device: torch.device,
-    longest: int,
+    model: Decoder | None = None,
 ) -> RolloutBackend:
     """The engine, with its copy of the weights."""
-    rollout = config.rollout
+    rollout, decoding = config.rollout, sampling.decoding
     kv_bytes = None if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
-    limits = {"max_running": rollout.max_running, "max_context": longest, "kv_bytes": kv_bytes}
-    model = load(config.model.name, dtype=dtype, device=device)
-    return open_backend(model, decoding.rule, decoding.speculative, **limits)
+    limits = {"max_running": rollout.max_running, "max_context": sampling.longest}
+    model = model or load(config.model.name, dtype=dtype, device=device)
+    return open_backend(model, decoding.rule, decoding.speculative, **limits, kv_bytes=kv_bytes)
 
 
 def _drop_overlong(rows: Examples, language: Language, most: int, report: Report) -> Examples:
@@ -511,6 +619,7 @@ def _identity(
             | {"attention": {"schedule"}},  # its content counts, not its path
             "batch": {"tokens", "recompute", "compile", "kl_sample"},
             "gate": set(GateConfig.model_fields) - {"bin"},
+            "dispatch": True,
             "optimiser": {"rate"},
         },
     )

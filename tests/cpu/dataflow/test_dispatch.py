@@ -157,25 +157,25 @@ def test_a_prompt_that_fails_again_and_again_is_dropped() -> None:
 
 def test_solved_rows_are_left_out_and_may_come_back() -> None:
     chosen = DropSolved(threshold=0.9)
-    chosen.observe(7, (1.0, 1.0))
-    assert not chosen.admits(7, 0.0)
-    assert chosen.admits(8, 0.0)
-    chosen.observe(7, (0.0, 0.0))
-    assert chosen.admits(7, 0.0)
+    chosen.observe("7", (1.0, 1.0))
+    assert not chosen.admits("7", 0.0)
+    assert chosen.admits("8", 0.0)
+    chosen.observe("7", (0.0, 0.0))
+    assert chosen.admits("7", 0.0)
 
 
 def test_greso_skips_rows_by_their_streak() -> None:
     chosen = Greso()
-    assert chosen.admits(1, 0.999)
+    assert chosen.admits("1", 0.999)
     for _ in range(3):
-        chosen.observe(1, (0.0, 0.0))
-    assert chosen.admits(1, 0.0)
-    assert not chosen.admits(1, chosen.keep["hard"] ** 3)
-    chosen.observe(1, MIXED)
-    assert chosen.admits(1, 0.999)
+        chosen.observe("1", (0.0, 0.0))
+    assert chosen.admits("1", 0.0)
+    assert not chosen.admits("1", chosen.keep["hard"] ** 3)
+    chosen.observe("1", MIXED)
+    assert chosen.admits("1", 0.999)
     easy = Greso()
     for _ in range(200):
-        easy.observe(2, (1.0, 1.0))
+        easy.observe("2", (1.0, 1.0))
     assert easy.keep["easy"] == easy.least  # more visits than the target come out equal
     assert easy.keep["hard"] == easy.most
 

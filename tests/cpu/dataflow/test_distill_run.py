@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.training import SPARSE, config, lines, metrics, trained
+from support.training import SPARSE, config, engine_of, lines, metrics, trained
 
 import sparrow
 from sparrow import load
-from sparrow.dataflow.backend import EngineBackend
 from sparrow.dataflow.local.loop import step
 from sparrow.dataflow.local.run import gate_config, open_run
 from sparrow.models.actor import load_actor
@@ -59,9 +58,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(model: Path, tmp_path: Path)
 def test_the_actor_samples_with_the_adapter(model: Path, tmp_path: Path) -> None:
     settings = {"attention": SPARSE, "distill": DISTILL, "max_tokens": 100}
     with open_run(config(model, tmp_path / "more", run={"steps": 3}, rollout=settings)) as own:
-        backend = own.rollout.backend
-        assert isinstance(backend, EngineBackend)
-        engine = backend.engine
+        engine = engine_of(own)
         before = engine.generate([[5, 6, 7] * 20], PARAMS, schedule=own.gate.schedule)[0]
         step(own)
         assert engine.header().count("actor of rank 2") == 1

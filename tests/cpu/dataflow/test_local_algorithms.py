@@ -20,18 +20,22 @@ from support.training import (
     SPARSE,
     Hears,
     config,
+    engine_of,
+    learner_side,
     lines,
     metrics,
     model_folder,
     noisy,
+    rollout_side,
     trained,
     weights_of,
 )
 
 from sparrow import load, models
-from sparrow.dataflow.backend import EngineBackend, RolloutBackend
+from sparrow.dataflow.backend import RolloutBackend
 from sparrow.dataflow.episodes import Actor, build_trajectory, load_episode, single_turn
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
+from sparrow.dataflow.local.learner_batch import credit
 from sparrow.dataflow.local.messages import EpisodeFailed, RolloutRequest
 from sparrow.dataflow.local.run import Run, open_run
 from sparrow.dataflow.run_files import read_rollouts
@@ -76,7 +80,7 @@ def test_algorithms_and_surrogates(model: Path, tmp_path: Path) -> None:
         assert found["actor/grad_norm"] > 0
         assert (found["actor/skipped"], found["actor/updates"]) == (0, 2)
         assert found["actor/ppo_kl"] > 0
-        assert run.learner.learner.taken == 2
+        assert learner_side(run).learner.taken == 2
         (first, *_) = read_rollouts(tmp_path / name, 0)
         assert (first.baseline is not None) == (name == "remax")
 
@@ -96,17 +100,17 @@ def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
     played = pickle.loads(pickle.dumps(run.rollout.generate(request)))
     assert played == run.rollout.generate(request)
     decoding = run.rollout.decoding(request.schedule)
-    state = run.learner.learner.state()
+    state = run.learner.state()
     mismatch, gradient = {}, {}
     for name, corrections in chosen.items():
         own = config(model, tmp_path / "run", algorithm={"corrections": corrections})
         algorithm = make_algorithm(own.algorithm, max_tokens=30)
-        side = replace(run.learner, algorithm=algorithm)
+        side = replace(learner_side(run), algorithm=algorithm)
         batch = pickle.loads(pickle.dumps(side.score(played, decoding)))
         (stats,) = side.update(batch, decoding)
         assert not stats.skipped
         mismatch[name], gradient[name] = batch.mismatch, stats.gradient
-        side.learner.restore(state)
+        side.restore(state)
     run.close()
     assert mismatch["none"]["mismatch/ess"] == pytest.approx(1)
     assert 0 < mismatch["icepop"]["mismatch/masked"] < 1
@@ -126,7 +130,8 @@ def test_the_greedy_baseline_is_shaped_as_the_answers_are(model: Path, tmp_path:
     with open_run(chosen, judge=right) as run:
         groups = run.rollout.generate(run.request()).groups
     assert {group.baseline for group in groups} <= {1 - tokens / 8 for tokens in range(1, 9)}
-    for group, sample in zip(groups, run.learner.credit(groups)[::4], strict=True):
+    samples = credit(groups, learner_side(run).algorithm, limit=8)
+    for group, sample in zip(groups, samples[::4], strict=True):
         tokens = int((group.trajectories[0].weight_version >= 0).sum())
         assert sample.advantage == pytest.approx(1 - tokens / 8 - group.baseline)
 
@@ -181,9 +186,7 @@ def test_a_step_without_anything_to_learn_from_is_said_and_taken(
     assert [text.partition(":")[0] for text in watch.told] == ["step 0", "step 1"]
     assert not learnt(run, model)
     assert read_rollouts(tmp_path / "run", 0) == []
-    backend = run.rollout.backend
-    assert isinstance(backend, EngineBackend)
-    assert (run.step, run.ledger.position, backend.engine.version) == (2, 8, 2)
+    assert (run.step, run.ledger.position, engine_of(run).version) == (2, 8, 2)
 
 
 def test_two_turns_with_a_tool_between(model: Path, tmp_path: Path) -> None:
@@ -388,16 +391,17 @@ def test_an_episode_that_fails_loses_nothing(model: Path, tmp_path: Path) -> Non
 def test_what_an_episode_must_give(model: Path, tmp_path: Path) -> None:
     chosen = config(model, tmp_path / "run", algorithm={"name": "dapo"}, rollout=SHORT)
     run = open_run(chosen, judge=noisy)
+    side = rollout_side(run)
     for episode, told in (
         (empty, "trajectories"),
         (changed(reward=None), "reward"),
         (changed(acc=None), "acc"),
         (changed(prompt_id="other"), "trajectories.*other"),
     ):
-        run.rollout.episode = episode
+        side.episode = episode
         with pytest.raises(EpisodeFailed, match=rf"step 0\b.*assignments-.*{told}"):
             run.rollout.generate(run.request())
-    run.rollout.episode, run.rollout.judge = single_turn, right
+    side.episode, side.judge = single_turn, right
     played = run.rollout.generate(run.request())
     assert (played.rounds, len(played.watched)) == (4, 4), "refills watch no more than was asked"
     run.close()
@@ -412,7 +416,7 @@ def test_a_fault_of_another_rank_s_judge_is_told(model: Path, tmp_path: Path) ->
             return [own, other] if isinstance(own, tuple) else [own]
 
     with open_run(config(model, tmp_path / "run", rollout=SHORT), judge=noisy) as run:
-        run.rollout.world = Two()
+        rollout_side(run).world = Two()
         played = run.rollout.generate(run.request())
     assert (played.fault, played.failed) == ("it raised", {"errors": 1})
 

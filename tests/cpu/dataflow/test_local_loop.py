@@ -15,6 +15,7 @@ from support.training import (
     SPARSE,
     Hears,
     config,
+    engine_of,
     lines,
     metrics,
     trained,
@@ -22,7 +23,6 @@ from support.training import (
 )
 
 from sparrow import load
-from sparrow.dataflow.backend import EngineBackend
 from sparrow.dataflow.checkpoints import read_state
 from sparrow.dataflow.local.loop import replay
 from sparrow.dataflow.run_files import read_rollouts, write_rollouts
@@ -119,9 +119,7 @@ def test_rate_0_keeps_the_mismatch_flat(model: Path, tmp_path: Path) -> None:
     before = hf_views(load(model, dtype="float32", device="cpu"))
     for name, weight in weights_of(run).items():
         assert torch.equal(weight, before[name]), name
-    backend = run.rollout.backend
-    assert isinstance(backend, EngineBackend)
-    for name, weight in hf_views(backend.engine.model).items():
+    for name, weight in hf_views(engine_of(run).model).items():
         assert torch.equal(weight, before[name]), name
     found = metrics(tmp_path / "run")
     for name, near in (("mismatch/accept_estimate", 0.006), ("sparse/accept_p05", 0.02)):

@@ -83,6 +83,37 @@ def test_distillation_takes_a_share_of_learning() -> None:
         assert more == pytest.approx(after.seconds["distillation"])
 
 
+def test_an_asynchronous_loop_overlaps_its_sides() -> None:
+    turns = preview(config())
+    loop = {"run": {"loop": "async", "steps": 3}}
+    found = preview(config(**loop))
+    assert found.words["loop"] == "asynchronous, staleness 1"
+    for before, after in zip(turns.cases, found.cases, strict=True):
+        assert before.overlap is None
+        assert after.overlap is not None
+        sides = after.overlap.rollout, after.overlap.learning
+        assert sum(sides) == pytest.approx(after.seconds["step"])
+        assert after.step == after.overlap.step == max(sides)
+        assert after.overlap.idle == pytest.approx(max(sides) - min(sides))
+        assert after.overlap.waits == ("rollout" if sides[0] < sides[1] else "learner")
+    shown = said(found)
+    assert "the learner waits" in shown  # few long answers: decoding takes most of the time
+    assert "overlapped" in shown
+    assert "overlapped" not in said(turns)
+    assert any("sparrow simulate" in note for note in found.notes)
+    assert from_dict(Preview, json.loads(json.dumps(to_dict(found)))) == found
+    assert (turns.sleeps, found.sleeps) == (True, False)  # both are there at the same time
+    assert found.rollout_bytes >= turns.rollout_bytes
+
+
+def test_without_staleness_nothing_overlaps() -> None:
+    found = preview(config(run={"loop": "async", "steps": 3}, dispatch={"staleness": 0}))
+    assert [case.overlap for case in found.cases] == [None, None]
+    assert any("take turns" in note for note in found.notes)
+    more = preview(config(run={"loop": "async"}, dispatch={"replay": 0.25}))
+    assert any("not counted" in note for note in more.notes)
+
+
 # Recipes.
 
 

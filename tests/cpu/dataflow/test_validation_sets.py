@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.training import config, lines, trained, weights_of
+from support.training import config, lines, rollout_side, trained, weights_of
 
 from sparrow import api
 from sparrow.arguments import configured
@@ -41,7 +41,7 @@ def test_sets_beside_the_held_out_rows(model: Path, rows: Path, tmp_path: Path) 
         shares = [last[f"val-core/{name}/{share}"] for share in ("right", "cut_off", "wrong")]
         assert sum(shares) == pytest.approx(1)
         assert first[f"val-core/{name}/acc/mean@1"] == 0
-    assert [len(part.examples) for part in run.rollout.validation] == [2, 2, 2]
+    assert [len(part.examples) for part in rollout_side(run).validation] == [2, 2, 2]
     assert not code_settings(chosen), "rows are data, whatever their names"
     for sets, setting in (
         ({"mine": str(tmp_path / "none.jsonl")}, "none.jsonl"),

@@ -1,6 +1,6 @@
 """The actor's adapter: on under sparse attention alone, and never in what exact decoding emits."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,8 +13,10 @@ from support.engines import (
     dense_hidden,
     engine_of,
     logp,
+    logp_by_hand,
     params,
     prompt,
+    recorded_hidden,
     run,
     same_bits,
     steps,
@@ -29,6 +31,8 @@ from sparrow.dataflow.backend import EngineBackend
 from sparrow.engine import Engine
 from sparrow.models.lora import Adapter, MergedDecoder
 from sparrow.schema.sampling import Completion, SpeculationStats, SpeculativeParams
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.types import InFlight
 
 PROMPTS = [prompt(40), prompt(150, 2)]
 EXACT = {"schedule": SPARSE, "speculative": SpeculativeParams(draft_tokens=4)}
@@ -135,9 +139,9 @@ def test_exact_decoding_drafts_with_it_and_emits_the_dense_policy(model, company
 # Changes.
 
 
-@pytest.mark.parametrize("in_flight", ["continue", "restart"])
+@pytest.mark.parametrize("in_flight", get_args(InFlight))
 def test_it_comes_changes_and_goes_in_flight(model, in_flight: Any) -> None:
-    """Sparse samples are computed anew or restart, and end under what came last."""
+    """Sparse samples go on, are computed anew or restart, and end under what came last."""
     first, second = actor(model), actor(model, seed=2)
     narrow = actor(model, seed=3, modules=("o_proj",))
     engine = engine_of(model)
@@ -160,7 +164,36 @@ def test_it_comes_changes_and_goes_in_flight(model, in_flight: Any) -> None:
         other = engine_of(by_hand(model, second)).generate(PROMPTS[1:], params(), schedule=SPARSE)
         close([mine], other)
     else:
-        assert (len(mine.recomputed), mine.restarts) == (5, 0)
+        assert (len(mine.recomputed), mine.restarts) == (5 if in_flight == "recompute" else 0, 0)
+
+
+def test_kept_samples_go_on_over_what_other_actors_computed(model) -> None:
+    """Nobody else gets to see that, nor is a prompt gone on with that was half computed."""
+    whole, long = Schedule.fixed(512), prompt(300, 9)
+    engine = engine_of(model, pages=400)
+    acts = engine.add(PROMPTS[1], params(max_tokens=40), schedule=whole, options=HIDDEN)
+    sample, decoders = engine.loop.requests[acts].samples[0], [model]
+    outputs = steps(engine, 8)
+    half = -1
+    for adapter in (actor(model), actor(model, seed=2), None):
+        if adapter is None:
+            half = engine.add(long, params(), schedule=whole)
+            outputs += steps(engine, 2)
+            assert 0 < engine.loop.requests[half].context.computed < 300
+        decoders += decoders[-1:] * (len(sample.tokens) - len(decoders))
+        engine.set_actor(adapter, in_flight="keep")
+        engine.check_integrity()
+        outputs += steps(engine, 8)
+        decoders.append(model if adapter is None else by_hand(model, adapter))
+    dense = [engine.add(ids, params()) for ids in (long, PROMPTS[1])]
+    done = run(engine, outputs=outputs)
+    plain = engine_of(model).generate([long, long, PROMPTS[1]], params())
+    same_bits([done[half, 0], *(done[each, 0] for each in dense)], plain)
+    mine = done[acts, 0]
+    assert (mine.recomputed, mine.restarts, mine.swaps) == ((), 0, 2)  # one is replaced in place
+    decoders += decoders[-1:] * (40 - len(decoders))
+    given, wanted = logp(model, recorded_hidden(mine)), logp_by_hand(decoders, mine)
+    assert (given - wanted).abs().max() < 1e-4
 
 
 def test_new_weights_and_a_new_actor_are_merged_in_place_and_once(model, monkeypatch) -> None:

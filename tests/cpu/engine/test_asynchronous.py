@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+import torch
 from support import engines
 from support.engines import engine_of, same_bits, tiny, weights_of
 
 from sparrow import models
 from sparrow.engine import AsyncEngine, Engine
+from sparrow.schema.types import InFlight
 
 params = partial(engines.params, max_tokens=20)
 PROMPTS = [[5, 9, 2], list(range(40)), [7] * 33, [1], list(range(20, 90))]
@@ -113,17 +115,36 @@ def test_a_failure_of_the_engine_reaches_everybody(model) -> None:
     engine.check_integrity()
 
 
-def test_weights_change_between_steps() -> None:
-    model = tiny()
+@pytest.mark.parametrize("in_flight", get_args(InFlight))
+def test_weights_change_between_steps(in_flight) -> None:
+    """For who streams and for who waits; each token is that of the weights that it names."""
+    model, new = tiny(), engines.changed(tiny())
+    decoders = [engines.with_weights(weights) for weights in (weights_of(model), new)]
+    engine, own = engine_of(model), params(max_tokens=100)
 
-    async def work(rollouts: AsyncEngine) -> np.ndarray:
-        items, versions = weights_of(model).items(), []
-        async for output in rollouts.stream(PROMPTS[0], params(max_tokens=60)):
-            if len(versions) == 3:
-                await rollouts.run(lambda inner: inner.update(items, version=1))
-            versions.append(output.completion)
-        return versions[-1].weight_versions
+    async def stream(rollouts: AsyncEngine) -> list[Any]:
+        outputs = []
+        async for output in rollouts.stream(PROMPTS[0], own, options=engines.HIDDEN):
+            if len(outputs) == 3:
+                await rollouts.run(lambda it: it.update(new, version=1, in_flight=in_flight))
+            outputs.append(output)
+        return outputs
 
-    versions = play(engine_of(model), work)
-    assert (versions[0], versions[-1]) == (0, 1)
-    assert (np.diff(versions) >= 0).all()
+    async def work(rollouts: AsyncEngine) -> list[Any]:
+        waiting = rollouts.generate(PROMPTS[1], own, options=engines.HIDDEN)
+        return await asyncio.gather(stream(rollouts), waiting)
+
+    outputs, (waited,) = play(engine, work)
+    streamed, restarts = outputs[-1].completion, int(in_flight == "restart")
+    last = [token for output in outputs if output.restarts == restarts for token in output.tokens]
+    assert streamed.token_ids.tolist() == last
+    for mine in (streamed, waited):
+        versions = mine.weight_versions.tolist()
+        assert versions == sorted(versions)
+        assert set(versions) == ({1} if restarts else {0, 1})
+        assert (len(mine.recomputed), mine.restarts) == (in_flight == "recompute", restarts)
+        drew = [decoders[version] for version in versions]
+        states = engines.recorded_hidden(mine).split(1)
+        given = [engines.logp(decoder, state) for decoder, state in zip(drew, states, strict=True)]
+        wanted = engines.logp_by_hand(drew, mine)
+        np.testing.assert_allclose(torch.cat(given), wanted.detach(), atol=1e-4)

@@ -1,21 +1,44 @@
 """Weights and adapters that change in flight, engines that sleep: nothing stale, nothing lost."""
 
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from support import engines
-from support.engines import HIDDEN, changed, engine_of, logp, params, prompt, run, same_bits, steps
+from support.engines import (
+    HIDDEN,
+    SPARSE,
+    changed,
+    count_prefill,
+    engine_of,
+    logp,
+    logp_by_hand,
+    params,
+    prompt,
+    run,
+    same_bits,
+    steps,
+    weights_of,
+    with_weights,
+)
 from torch import Tensor
 
 from sparrow import models
 from sparrow.engine.engine import Engine
 from sparrow.models.lora import Adapter
-from sparrow.schema.sampling import Completion
+from sparrow.schema.sampling import Completion, SpeculativeParams
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.types import InFlight
+from sparrow.sparse.flows import library
+from sparrow.sparse.rule import Rule
 
 LONG = prompt(300, 9)
+EXACT = {"schedule": SPARSE, "speculative": SpeculativeParams(draft_tokens=4)}
+SHARED = SpeculativeParams(draft_tokens=4, acceptance="shared_noise", reselect=2)
+AVERAGE = library.running_average(0.9)  # a flow with state
 EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
@@ -32,7 +55,7 @@ def close(left: Tensor, right: Tensor) -> bool:
 # Updates.
 
 
-def test_a_continuing_sample_goes_on_under_the_new_weights(model) -> None:
+def test_a_recomputed_sample_goes_on_under_the_new_weights(model) -> None:
     """Its cache is computed anew, that of a sparse one densely, and the record says so."""
     engine = engine_of(model)
     request = engine.add(prompt(40), params(n=2))
@@ -71,6 +94,207 @@ def test_a_restarted_sample_is_that_of_a_fresh_run(model, schedule) -> None:
         assert set(completion.weight_versions.tolist()) == {1}
         assert len(completion.hidden) == len(completion.token_ids)
     assert done[early, 0].restarts == 0
+
+
+# Keys and values that are kept.
+
+
+def by_version(completion: Completion, *decoders: models.Decoder) -> list[models.Decoder]:
+    """The decoder that drew each token, where their versions count from 0."""
+    return [decoders[version] for version in completion.weight_versions]
+
+
+def equals_by_hand(
+    completion: Completion, decoders: Sequence[models.Decoder], within: float = 1e-5
+) -> None:
+    """Whole distributions, as the recorded hidden states give them."""
+    states = engines.recorded_hidden(completion).split(1)
+    given = [logp(decoder, state) for decoder, state in zip(decoders, states, strict=True)]
+    assert (torch.cat(given) - logp_by_hand(decoders, completion)).abs().max() < within
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at_once", "a_step_late"])
+@pytest.mark.parametrize(
+    ("how", "temperature"),
+    [({}, 0.0), ({}, 1.0), (EXACT, 0.0), (EXACT, 1.0), (EXACT | {"speculative": SHARED}, 1.0)],
+    ids=["greedy", "dense", "exact_greedy", "exact", "shared_noise"],
+)
+def test_kept_samples_equal_a_pass_by_hand(model, how, temperature, late) -> None:
+    """New weights read what the older ones computed, which nobody computes again. Results that are
+    read a step late, as on a GPU, still name the weights that drew them.
+    """
+    old, new = with_weights(weights_of(model)), with_weights(changed(model))
+    own = params(n=2, temperature=temperature)
+    calm = engine_of(old).generate([prompt(40)], own, **how)
+    engine = engine_of(model)
+    engine.loop.one_step_late = late
+    request = engine.add(prompt(40), own, options=HIDDEN, **how)
+    outputs = steps(engine, 6)
+    passes = count_prefill(engine)
+    engine.update(weights_of(new), version=1, in_flight="keep")
+    engine.check_integrity()
+    drawn = [len(sample.tokens) for sample in engine.loop.requests[request].samples]
+    done = run(engine, outputs=outputs)
+    assert not passes
+    for number, before in enumerate(drawn):
+        mine = done[request, number]
+        assert 5 < before < 24
+        assert mine.weight_versions.tolist() == [0] * before + [1] * (24 - before)
+        assert mine.token_ids[:before].tolist() == calm[number].token_ids[:before].tolist()
+        assert (mine.recomputed, mine.restarts, mine.swaps) == ((), 0, 0)
+        equals_by_hand(mine, by_version(mine, old, new))
+        anew = (_under(new, mine) - logp_by_hand(by_version(mine, old, new), mine))[before:]
+        assert anew.abs().max() > 0.1  # or it would not matter who computed them
+
+
+def test_a_sample_may_have_keys_and_values_of_many_versions(model) -> None:
+    """Until they are recomputed: from then on they are those of one version again."""
+    decoders = [with_weights(changed(model, seed=seed)) for seed in range(5)]
+    engine = engine_of(with_weights(weights_of(decoders[0])))
+    request = engine.add(prompt(20), params(max_tokens=40), options=HIDDEN)
+    outputs = steps(engine, 7)
+    for version, way in enumerate(("keep", "keep", "recompute", "keep"), 1):
+        engine.update(weights_of(decoders[version]), version=version, in_flight=way)
+        outputs += steps(engine, 6)
+    mine = run(engine, outputs=outputs)[request, 0]
+    assert mine.recomputed == (20 + 19 - 1,)
+    assert set(mine.weight_versions.tolist()) == {0, 1, 2, 3, 4}
+    equals_by_hand(mine, by_version(mine, *decoders))
+
+
+@pytest.mark.parametrize(
+    ("how", "actor"),
+    [
+        ({}, False),
+        ({"schedule": SPARSE}, False),
+        ({"schedule": Schedule.fixed(64, flow=AVERAGE.name)}, False),
+        (EXACT, False),
+        (EXACT | {"adapter": "one"}, False),
+        ({"schedule": SPARSE}, True),
+        (EXACT, True),
+    ],
+    ids=["dense", "sparse", "state", "exact", "exact_adapter", "actor", "exact_actor"],
+)
+def test_to_keep_is_to_write_weights_and_touch_nothing_else(model, how, actor) -> None:
+    """Pages, their summaries and a flow's state stay: bit for bit as if only weights changed."""
+    new, done = changed(model), []
+    flow = AVERAGE if how.get("schedule", SPARSE).flow == AVERAGE.name else library.block_mean
+    for kept in (True, False):
+        own = with_weights(weights_of(model))
+        engine = engine_of(own, rule=Rule(flow=flow))
+        engine.load_adapter("one", Adapter.random(own.spec, 4, b_std=0.3))
+        if actor:
+            engine.set_actor(Adapter.random(own.spec, 4, b_std=0.3, seed=2))
+        request = engine.add(prompt(150), params(n=2), **how)
+        outputs = steps(engine, 8)
+        if kept:
+            engine.update(new, version=1, in_flight="keep")
+        else:
+            engine._weights.write(new, have=0, base=None)
+            engine.version = 1
+        completions = run(engine, outputs=outputs)
+        done.append([completions[request, number] for number in range(2)])
+    same_bits(*done)
+    for kept, bare in zip(*done, strict=True):
+        assert kept.weight_versions.tolist() == bare.weight_versions.tolist()
+        assert set(kept.weight_versions.tolist()) == {0, 1}
+        assert (kept.recomputed, kept.swaps, kept.speculation) == ((), 0, bare.speculation)
+
+
+STATES = ("running", "half_a_prompt", "half_a_group", "being_recomputed", "swapped_out")
+
+
+def bring_into(state: str, engine: Engine, **how: Any) -> list[Any]:
+    """A request for LONG in this state, its first one."""
+    samples = 2 if state == "half_a_group" else 1
+    number = engine.add(LONG, params(n=samples), options=HIDDEN, **how)
+    outputs = steps(engine, 2 if state == "half_a_prompt" else 12)
+    if state == "being_recomputed":
+        engine.update(weights_of(engine.model), version=1, in_flight="recompute")
+        outputs += steps(engine, 2)
+    elif state == "swapped_out":
+        engine.sleep(weights="keep")
+        engine.wake()
+    request = engine.loop.requests[number]
+    first = request.samples[0]
+    assert (first.row is not None) == (state in ("running", "half_a_group"))
+    assert (first.swapped is not None) == (state == "swapped_out")
+    assert (0 < first.context.computed < 300) == (state == "being_recomputed")
+    assert (0 < request.context.computed < 300) == (state == "half_a_prompt")
+    assert bool(request.unstarted) == state.startswith("half")
+    assert (request.logits_V is not None) == (state == "half_a_group")
+    return outputs
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("adapter", [False, True], ids=["weights", "adapter"])
+def test_nobody_shares_what_older_weights_computed(model, state, adapter) -> None:
+    """Requests with the same prefix, while kept samples run and after, are those of an engine that
+    had no other weights; so is the prompt that was only half computed.
+    """
+    one, two = (Adapter.random(model.spec, 4, b_std=0.3, seed=seed) for seed in (1, 2))
+    old, new = with_weights(weights_of(model)), with_weights(changed(model))
+    engine = engine_of(model, max_running=1 if state == "half_a_group" else 8, pages=200)
+    fresh = engine_of(with_weights(weights_of(old if adapter else new)))
+    how = {"adapter": "one"} if adapter else {}
+    engine.load_adapter("one", one)
+    fresh.load_adapter("one", two if adapter else one)
+    outputs = bring_into(state, engine, **how)
+    first = engine.loop.requests[0]
+    passes, kept = count_prefill(engine), list(first.samples[0].tokens)
+    if adapter:
+        engine.load_adapter("one", two, in_flight="keep")
+    else:
+        engine.update(weights_of(new), version=2, in_flight="keep")
+    engine.check_integrity()
+    assert not engine.pool.cached or adapter
+    asked = [LONG, LONG[:256] + prompt(20, 1), LONG[:128]]
+    numbers = [engine.add(ids, params(), **how) for ids in asked]
+    done = run(engine, outputs=outputs)
+    late = engine.generate(asked, params(), **how)
+    wanted = fresh.generate(asked, params(), **how)
+    same_bits([done[number, 0] for number in numbers], wanted)
+    same_bits(late, wanted)
+    assert late[0].cached_tokens == 256
+    _check_first(state, done, wanted[0], kept)
+    again = {chunk.owner for chunks in passes for chunk in chunks} & {first, *first.samples}
+    anew = {"being_recomputed": set(first.samples)}
+    assert again == anew.get(state, {first} if state.startswith("half") else set())
+    before, after = (merged(model, each) for each in (one, two)) if adapter else (old, new)
+    decoders = [before] * len(kept) + [after] * (24 - len(kept))
+    equals_by_hand(done[0, 0], decoders, within=1e-4 if adapter else 1e-5)
+
+
+def _check_first(state: str, done: engines.Done, wanted: Completion, kept: list[int]) -> None:
+    """Samples that had begun go on, with the tokens they had; others begin under new weights."""
+    mine = done[0, 0]
+    assert mine.token_ids[: len(kept)].tolist() == kept
+    assert len(mine.recomputed) == (state == "being_recomputed")
+    assert mine.swaps == (state == "swapped_out")
+    if state == "half_a_prompt":
+        same_bits(mine, wanted)
+    elif state == "half_a_group":
+        assert len(set(done[0, 1].weight_versions.tolist())) == 1
+        assert done[0, 1].recomputed == ()
+
+
+def test_kept_samples_that_are_swapped_out_later_come_back_as_they_were(model) -> None:
+    """And the pages that they leave are nobody's prefix."""
+    new, tight = changed(model), {"pages": 14, "max_context": 200}
+    done = []
+    for settings in (tight, {}):
+        engine = engine_of(with_weights(weights_of(model)), **settings)
+        request = engine.add(prompt(30), params(n=3, max_tokens=70))
+        outputs = steps(engine, 10)
+        engine.update(new, version=1, in_flight="keep")
+        completions = run(engine, outputs=outputs)
+        done.append([completions[request, number] for number in range(3)])
+    same_bits(*done)
+    assert sum(each.swaps for each in done[0]) > 0
+    assert all(each.recomputed == () for each in done[0])
+
+
+# Updates that are refused.
 
 
 def _whole(model: models.Decoder, **changes: Any) -> list[tuple[str, Any]]:
@@ -144,13 +368,14 @@ def test_adapted_requests_equal_merged_weights(model) -> None:
     assert len({tuple(done[number, 0].token_ids) for number in range(3)}) == 3
 
 
-@pytest.mark.parametrize("in_flight", ["continue", "restart"])
+@pytest.mark.parametrize("in_flight", get_args(InFlight))
 def test_an_adapter_may_be_replaced_in_flight(model, in_flight) -> None:
-    """Its users are computed anew or restart, pages of the old one are not shared; plain ones do
-    not notice.
+    """Its users keep what they have, are computed anew or restart, pages of the old one are not
+    shared; plain ones do not notice.
     """
-    engine, other = engine_of(model), Adapter.random(model.spec, 4, b_std=0.3, seed=2)
-    engine.load_adapter("one", Adapter.random(model.spec, 4, b_std=0.3, seed=1))
+    engine = engine_of(model)
+    first, other = (Adapter.random(model.spec, 4, b_std=0.3, seed=seed) for seed in (1, 2))
+    engine.load_adapter("one", first)
     adapted = engine.add(LONG, params(), adapter="one", options=HIDDEN)
     plain = engine.add(LONG, params())
     outputs = steps(engine, 12)
@@ -159,11 +384,12 @@ def test_an_adapter_may_be_replaced_in_flight(model, in_flight) -> None:
     done = run(engine, outputs=outputs)
     same_bits(done[plain, 0], engines.alone(model, LONG, params()))
     assert done[plain, 0].recomputed == ()
-    mine, goes_on = done[adapted, 0], in_flight == "continue"
-    born = drawn if goes_on else 0
-    assert (mine.recomputed, mine.restarts) == (((299 + drawn,), 0) if goes_on else ((), 1))
-    got = logp(model, engines.recorded_hidden(mine))
-    assert close(got[born:], _under(merged(model, other), mine)[born:])
+    mine = done[adapted, 0]
+    assert mine.recomputed == ((299 + drawn,) if in_flight == "recompute" else ())
+    assert mine.restarts == (in_flight == "restart")
+    before = 0 if in_flight == "restart" else drawn
+    decoders = [merged(model, first)] * before + [merged(model, other)] * (24 - before)
+    equals_by_hand(mine, decoders, within=1e-4)
 
 
 def test_adapters_in_use_stay(model) -> None:
@@ -267,4 +493,17 @@ def test_dropped_weights_come_back_by_an_update(model) -> None:
         assert mine.token_ids.tolist() == other.token_ids.tolist()
         np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-4)
     assert [len(each.recomputed) for each in done] == [1, 1, 1, 0]
+    assert done[0].weight_versions.tolist() == [0] * 7 + [1] * 17
+
+
+def test_with_the_weights_that_were_dropped_kept_samples_go_on_bit_for_bit(model) -> None:
+    calm, copy = _calm(model), weights_of(model)
+    engine = engine_of(model)
+    outputs = _in_flight(engine)
+    engine.sleep(weights="drop")
+    engine.wake()
+    engine.update(copy, version=1, in_flight="keep")
+    done = [each for _, each in sorted(run(engine, outputs=outputs).items())]
+    same_bits(done, calm)
+    assert all(each.recomputed == () for each in done)
     assert done[0].weight_versions.tolist() == [0] * 7 + [1] * 17

@@ -111,6 +111,41 @@ def test_runs_of_older_versions_have_no_such_figures(run: Path) -> None:
     assert rows(page)["entropy, first and last steps"] == ("-",)
 
 
+def test_asynchronous_runs_have_charts_of_their_own(run: Path, tmp_path: Path) -> None:
+    assert "asynchronous" not in [section.key for section in make_page([run]).sections]
+    folder = run_folders.asynchronous_training(tmp_path / "async")
+    page = make_page([folder])
+    drawn = {
+        key: {line.name: line.points for line in chart(page, f"{key}-0").lines}
+        for key in ("staleness", "idle", "buffer", "dropped")
+    }
+    assert drawn["staleness"]["oldest"][:2] == [(1, 1), (2, 2)]
+    assert drawn["idle"]["learner"][0] == (1, 0.4)
+    assert drawn["buffer"]["under way"][-1] == (12, 31)
+    assert drawn["dropped"]["uninformative"][-1] == (12, 24)  # so far
+    assert drawn["dropped"]["failed too often"][-1] == (12, 12)
+    assert drawn["dropped"]["dispatched again"][-1] == (12, 12)
+    assert "1200 sampled tokens" in chart(page, "dropped-0").say
+    assert all(chart(page, f"{key}-0").say for key in drawn)
+    both = items(make_page([run, folder]))
+    assert both["idle-1"].title == "async: Idle time"
+    assert "idle-0" not in both
+    for write in (html, markdown):
+        assert "Do rollout and learning overlap?" in write(page)
+
+
+def test_a_step_without_drops_counts_as_none(tmp_path: Path) -> None:
+    folder = run_folders.asynchronous_training(tmp_path / "async")
+    lines = [run_folders.step(n, **{"async/rollout_idle": 0.1}) for n in range(4)]
+    lines[2] |= {"async/dropped/stale": 3.0}
+    run_folders.write_lines(folder / "metrics.jsonl", lines)
+    page = make_page([folder])
+    (line,) = chart(page, "dropped-0").lines
+    assert line.points == [(1, 0), (2, 0), (3, 3), (4, 3)]
+    assert [line.name for line in chart(page, "idle-0").lines] == ["rollout"]
+    assert "staleness-0" not in items(page)
+
+
 def test_a_curve_is_drawn_once_and_told_by_time(run: Path, tmp_path: Path) -> None:
     slow = run_folders.training(tmp_path / "slow", after=0.7)
     lines = [run_folders.step(number, **{"timing_s/step": 12.0}) for number in range(12)]

@@ -1,0 +1,93 @@
+"""Time of a step: synchronous, and asynchronous with rollout and learning on one core each.
+
+    python bench/async_overlap.py --out /tmp/overlap
+
+Both loops train the same model on the same rows, one thread a side. The synchronous run gives the
+time of each side alone on its core; an asynchronous step should take no longer than the slower of
+the two. Prints a JSON line for each run. The first steps are left out.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+LEFT_OUT = 3  # steps while buffers fill
+LEARNING = ("old_log_prob", "kl", "update_actor", "weights")
+
+
+def train(args: argparse.Namespace, loop: str, staleness: int) -> Path:
+    out = args.out / f"{loop}-{staleness}"
+    settings = {
+        "loop": loop,
+        "staleness": staleness,
+        "task": args.task,
+        "length": args.length,
+        "steps": args.steps,
+        "prompts": args.prompts,
+        "samples": args.samples,
+        "out": out,
+        "rollout.max_tokens": args.tokens,
+        "gate.mode": "off",
+        "validation.every": 0,
+        "run.tensorboard": "false",
+        "run.rollouts": 0,
+        "run.save_every": args.steps,
+        "rate": 1e-5,
+        "dispatch.in_flight": args.in_flight,
+    }
+    words = [f"--{name}={value}" for name, value in settings.items()]
+    words = [sys.executable, "-m", "sparrow", "train", args.model, *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb"}
+    with (args.out / f"{out.name}.txt").open("wb") as log:
+        subprocess.run(words, check=True, env=environment, stdout=log, stderr=log)
+    return out
+
+
+def seconds(out: Path) -> dict[str, float]:
+    """Median seconds of a step and its sides; shares of idle time."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = lines[LEFT_OUT:]
+    learning = [sum(line.get(f"timing_s/{part}", 0.0) for part in LEARNING) for line in lines]
+    found = {
+        "step": float(np.median([line["timing_s/step"] for line in lines])),
+        "rollout": float(np.median([line["timing_s/gen"] for line in lines])),
+        "learning": float(np.median(learning)),
+    }
+    for name in ("rollout_idle", "learner_idle", "staleness_mean"):
+        if f"async/{name}" in lines[0]:
+            found[name] = float(np.mean([line[f"async/{name}"] for line in lines]))
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--task", default="countdown")
+    parser.add_argument("--length", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--staleness", type=int, action="append")
+    parser.add_argument("--in-flight", default="keep")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True)
+    alone = seconds(train(args, "sync", 0))
+    print(json.dumps({"loop": "sync", **alone}), flush=True)
+    slower = max(alone["rollout"], alone["learning"])
+    for staleness in args.staleness or [1, 2]:
+        found = seconds(train(args, "async", staleness))
+        row = {"loop": "async", "staleness": staleness, **found}
+        row["step_by_slower_side"] = round(found["step"] / slower, 3)
+        row["speed_up"] = round(alone["step"] / found["step"], 3)
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

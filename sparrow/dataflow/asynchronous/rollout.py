@@ -1,0 +1,284 @@
+"""The rollout side of an asynchronous run: a step's groups are made while earlier ones are learnt.
+
+The loop is that of a synchronous run (local/loop.py). Here `generate` waits for the groups of a
+step, new weights go to the worker without waiting for it, and held-out rows are answered beside.
+With staleness 0 both loops give the same bits on a CPU, with the same number of threads.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparrow.dataflow.asynchronous.coordinator import Coordinator, Interval
+from sparrow.dataflow.asynchronous.dispatch import DispatchedBatch, Dispatcher
+from sparrow.dataflow.asynchronous.messages import Open
+from sparrow.dataflow.asynchronous.prompt_ledger import PromptLedger
+from sparrow.dataflow.asynchronous.selection import GROUPS, ORDERS, PROMPTS
+from sparrow.dataflow.asynchronous.workers import WorkerProcess
+from sparrow.dataflow.language import Language
+from sparrow.dataflow.local.messages import Callbacks, NoCallbacks, RolloutBatch, RolloutRequest
+from sparrow.dataflow.local.rollout import MOST_OVERLONG, without_states
+from sparrow.dataflow.local.sides import RolloutHeader, RolloutProtocol
+from sparrow.dataflow.stopping import GracefulShutdown, Stopped
+from sparrow.engine.answer import ResolvedDecoding
+from sparrow.files import make_folder
+from sparrow.models.checkpoint import pick_device
+from sparrow.models.lora import Adapter
+from sparrow.schema.asynchronous import PROMPTS as PROMPTS_FILE
+from sparrow.schema.asynchronous import AsyncStatus, Phase
+from sparrow.schema.episode import Group, Trajectory
+from sparrow.schema.evaluation import Evaluation, outcome, outcome_shares
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import TrainConfig
+from sparrow.sparse.flows.flow import Flow
+from sparrow.tasks.base import Examples
+from sparrow.training.objectives.algorithms import Algorithm
+
+LOGS = "workers"
+STATUS_SECONDS = 1.0  # between two writes of status.json
+
+
+@dataclass(kw_only=True)
+class AsyncRolloutSide(RolloutProtocol):
+    """Rollouts by a worker process. dtype: of its weights. folder: of the run."""
+
+    config: TrainConfig
+    rows: Examples
+    language: Language
+    algorithm: Algorithm
+    max_prompt: int  # tokens
+    exact: ResolvedDecoding | None
+    flow: Flow
+    dtype: torch.dtype
+    folder: Path
+    stopping: GracefulShutdown
+    callbacks: Callbacks = field(default_factory=NoCallbacks)
+    coordinator: Coordinator = field(init=False)
+    step: int = field(init=False, default=0)  # steps taken
+    _idle: tuple[float, float] | None = field(init=False, default=None)  # shares of the last step
+    _written: float = field(init=False, default=0.0)  # when status.json was
+
+    def __post_init__(self) -> None:
+        self.coordinator = _coordinator(self)
+
+    def header(self) -> RolloutHeader:
+        return RolloutHeader(self.rows.name, "engine in a worker process", None)
+
+    def decoding(self, schedule: Schedule | None) -> ResolvedDecoding:
+        return self.exact or ResolvedDecoding(schedule, self.flow)
+
+    def generate(self, request: RolloutRequest) -> RolloutBatch:
+        """Wait for the groups of the next step."""
+        coordinator = self.coordinator
+        self.step, coordinator.schedule = request.step, request.schedule
+        self._start(request.step)
+        self.callbacks.phase("rollout", len(coordinator.dispatcher.buffer), request.prompts)
+        found = coordinator.next_batch(lambda: self.stopping.requested)
+        if found is None:
+            raise Stopped
+        batch, interval = found
+        if batch.step != request.step:
+            raise ValueError(f"a batch of step {batch.step} for step {request.step}")
+        if len(interval.overlong) > MOST_OVERLONG:
+            raise ValueError(
+                f"{len(interval.overlong)} prompts of a step have more than {self.max_prompt} "
+                f"tokens ({interval.overlong[-1]}); raise rollout.max_prompt"
+            )
+        rollouts = self._batch(batch, interval)
+        self._idle = rollouts.metrics["async/rollout_idle"], rollouts.metrics["async/learner_idle"]
+        return rollouts
+
+    def _start(self, step: int) -> None:
+        if self.coordinator.started:
+            return
+        self.callbacks.phase("opening the rollout worker")
+        for count in self.coordinator.start(step):
+            text = f"{count.leases} prompts are dispatched again: {count.end}, {count.reason}"
+            self.callbacks.event(text, "yellow")
+
+    def _batch(self, batch: DispatchedBatch[Group], interval: Interval) -> RolloutBatch:
+        fresh = [finished.group for finished in batch.fresh]
+        replayed = [without_states(finished.group) for finished in batch.replayed]
+        trajectories = [t for group in interval.ended for t in group.trajectories]
+        accs = [t.acc for t in trajectories if t.acc is not None]
+        outcomes = [outcome(t.acc, t.truncated) for t in trajectories if t.acc is not None]
+        dispatcher = self.coordinator.dispatcher
+        return RolloutBatch(
+            groups=(*fresh, *replayed),
+            position=dispatcher.ledger.next_position,
+            overlong=tuple(interval.overlong),
+            uninformative=len(interval.dropped_groups),
+            watched=_watched(interval.dropped_groups),
+            acc=sum(accs) / len(accs) if accs else None,
+            outcomes=outcome_shares(outcomes),
+            verdicts=dict(interval.verdicts),
+            fault=interval.fault,
+            metrics=_metrics(batch, interval, dispatcher),
+        )
+
+    def sleep(self) -> None:
+        """The worker goes on while the learner works."""
+
+    def wake(self) -> None:
+        """The worker has gone on."""
+
+    def sync_weights(
+        self, weights: Mapping[str, torch.Tensor], *, version: int, adapter: Adapter | None = None
+    ) -> None:
+        """Send weights to the worker, without waiting for it."""
+        assert adapter is None, "refused by the configuration"
+        copies = {name: weight.to("cpu", self.dtype) for name, weight in weights.items()}
+        self.coordinator.load_weights(copies, version)
+
+    def evaluate(self, schedule: Schedule | None, *, sparse: bool | None = None) -> Evaluation:
+        raise ValueError("an asynchronous run is evaluated beside its steps: use validate")
+
+    def validate(self, step: int, schedule: Schedule | None) -> list[tuple[int, Evaluation]]:
+        self._start(step)
+        self.coordinator.evaluate(step, schedule)
+        return self.evaluations()
+
+    def evaluations(self, *, wait: bool = False) -> list[tuple[int, Evaluation]]:
+        if wait and self.coordinator.evaluations_waiting:
+            self.callbacks.phase("validation")
+        stop = (lambda: self.stopping.requested) if wait else None
+        return self.coordinator.evaluations(stop)
+
+    def close(self) -> None:
+        if self.coordinator.started:
+            self.write_status("ended" if self.step >= self.config.run.steps - 1 else "stopped")
+        self.coordinator.close()
+        self.coordinator.dispatcher.ledger.close()
+
+    def state(self) -> dict[str, Any]:
+        dispatcher = self.coordinator.dispatcher
+        return {"prompts": dispatcher.prompts.state(), "kept_share": dispatcher.kept_share}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        dispatcher = self.coordinator.dispatcher
+        dispatcher.prompts.restore(state["prompts"])
+        dispatcher.kept_share = float(state["kept_share"])
+
+    def poll_status(self) -> None:
+        """Write status.json about every second."""
+        if time.monotonic() - self._written < STATUS_SECONDS:
+            return
+        self._written = time.monotonic()
+        coordinator = self.coordinator
+        evaluates = coordinator.waiting and coordinator.evaluations_waiting
+        waits: Phase = "evaluating" if evaluates else "waiting for groups"
+        self.write_status(waits if coordinator.waiting else "learning")
+
+    def write_status(self, phase: Phase) -> None:
+        coordinator, config = self.coordinator, self.config
+        dispatcher, idle = coordinator.dispatcher, self._idle or (None, None)
+        AsyncStatus(
+            time=time.time(),
+            pid=os.getpid(),
+            step=self.step,
+            steps=config.run.steps,
+            version=dispatcher.version,
+            staleness=dispatcher.staleness,
+            phase=phase,
+            under_way=len(dispatcher.under_way),
+            buffer=len(dispatcher.buffer),
+            batch=dispatcher.batch,
+            dropped=dict(dispatcher.dropped),
+            again=coordinator.again,
+            rollout_idle=idle[0],
+            learner_idle=idle[1],
+            worker_pid=coordinator.worker_pid,
+            worker_restarts=coordinator.restarts,
+            evaluations_waiting=coordinator.evaluations_waiting,
+        ).save(self.folder)
+
+    def overlong(self, position: int) -> str | None:
+        """Why the prompt of a position does not fit; None: it fits."""
+        example = self.rows.at(position)
+        tokens = len(self.language.encode(example.prompt))
+        if tokens <= self.max_prompt:
+            return None
+        return f"{example.id} ({tokens} of at most {self.max_prompt} tokens)"
+
+
+def _coordinator(side: AsyncRolloutSide) -> Coordinator:
+    config, settings = side.config, side.config.dispatch
+    make_folder(side.folder / LOGS)
+    informative = side.algorithm.dynamic or settings.group_filter == "informative"
+    dispatcher = Dispatcher[Group](
+        ledger=PromptLedger(side.folder / PROMPTS_FILE),
+        batch=config.rollout.prompts,
+        staleness=settings.staleness,
+        row=lambda position: side.rows.at(position).id,
+        prompts=PROMPTS[settings.prompt_filter](),
+        keeps=GROUPS["informative" if informative else "all"],
+        order=ORDERS[settings.order],
+        late=settings.late,
+        oversample=settings.oversample,
+        replay=settings.replay,
+        attempts=settings.attempts,
+        seed=config.run.seed,
+    )
+    return Coordinator(
+        dispatcher=dispatcher,
+        start_worker=lambda role: WorkerProcess(
+            Open(
+                role=role,
+                config=config.model_dump_json(),
+                path=tuple(sys.path),
+                threads=share_threads(config),
+            ),
+            side.folder / LOGS / f"{role}.log",
+        ),
+        overlong=side.overlong,
+        samples=config.rollout.samples,
+        watched=0 if config.gate.mode == "off" else config.gate.sample,
+        in_flight=settings.in_flight,
+        deadline=settings.deadline,
+        report=lambda text: side.callbacks.event(text, "yellow"),
+        on_poll=side.poll_status,
+    )
+
+
+def share_threads(config: TrainConfig) -> int | None:
+    """Half of the threads for each side on a CPU; None on a GPU."""
+    if pick_device(config.model.device).type != "cpu":
+        return None
+    return max(1, torch.get_num_threads() // 2)
+
+
+def _watched(groups: Sequence[Group]) -> tuple[Trajectory, ...]:
+    """Trajectories with hidden states."""
+    return tuple(t for group in groups for t in group.trajectories if t.hidden is not None)
+
+
+def _metrics(
+    batch: DispatchedBatch[Group], interval: Interval, dispatcher: Dispatcher[Group]
+) -> dict[str, float]:
+    """Staleness of the learnt tokens, idle shares, buffer and drops since the step before."""
+    trajectories = [t for group in batch.groups for t in group.trajectories]
+    versions = np.concatenate([t.weight_version[t.loss_mask] for t in trajectories])
+    staleness = batch.step - versions
+    seconds = max(1e-9, time.monotonic() - interval.begun)
+    figures = {
+        "staleness_mean": float(staleness.mean()),
+        "staleness_max": float(staleness.max()),
+        "rollout_idle": interval.rollout_idle / seconds,
+        "learner_idle": interval.learner_idle / seconds,
+        "loading_s": interval.loading,
+        "buffer": float(len(dispatcher.buffer)),
+        "under_way": float(len(dispatcher.under_way)),
+        "again": float(interval.again),
+        "wasted_tokens": float(interval.wasted_tokens),
+        "replayed_groups": float(len(batch.replayed)),
+    }
+    dropped = {reason.replace(" ", "_"): count for reason, count in interval.dropped.items()}
+    figures |= {f"dropped/{reason}": float(count) for reason, count in dropped.items()}
+    return {f"async/{name}": value for name, value in figures.items()}

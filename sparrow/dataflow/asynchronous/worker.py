@@ -1,0 +1,169 @@
+"""The worker process: the rollout side of a run, answering prompts as they come.
+
+A script that workers.py starts, with its connection as the only argument. It answers many prompts
+at once, loads new weights between two steps of the engine, and ends when its parent does. One with
+the role of evaluation answers the held-out rows instead, each time with the weights of a step.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from sparrow.dataflow.asynchronous.messages import (
+    LENGTHS_BYTES,
+    AbortGroup,
+    EvaluateStep,
+    EvaluationEnded,
+    GroupEnded,
+    GroupFailed,
+    LoadWeights,
+    Open,
+    Opened,
+    StartGroup,
+    WeightsLoaded,
+    WorkerFailed,
+    decode,
+    encode,
+    frame_lengths,
+    receive,
+    send,
+)
+from sparrow.dataflow.backend import Sampler
+from sparrow.dataflow.local.messages import FAILED, EpisodeFailed, RolloutRequest, Unjudged
+from sparrow.dataflow.local.rollout import PromptSlot, RolloutSide
+from sparrow.dataflow.local.run import open_rollout_side
+from sparrow.processes.supervisor import die_with_parent
+from sparrow.schema.base import Record
+from sparrow.schema.train import TrainConfig
+
+
+def main() -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    opening = receive(connection)
+    assert isinstance(opening, Open)
+    try:
+        sys.path[:] = opening.path
+        if opening.threads is not None:
+            torch.set_num_threads(opening.threads)
+        side = open_rollout_side(TrainConfig.model_validate_json(opening.config))
+    except (ValueError, OSError, ImportError) as error:
+        send(connection, WorkerFailed(reason=f"{error}", fatal=True))
+        raise
+    try:
+        isolation = getattr(side.judge, "isolation", None)
+        send(connection, Opened(header=side.backend.header(), isolation=isolation))
+        if opening.role == "evaluation":
+            evaluate_steps(side, connection)
+        else:
+            asyncio.run(RolloutWorker(side).serve(connection))
+    finally:
+        side.close()
+
+
+class RolloutWorker:
+    """Answers prompts by the rollout side, one task for each."""
+
+    def __init__(self, side: RolloutSide) -> None:
+        self.side = side
+        self._groups: dict[int, asyncio.Task[None]] = {}  # by lease
+        self._loading = asyncio.Lock()  # weights are loaded in the order of their messages
+        self._verdicts: Counter[str] = Counter()  # that were sent
+
+    async def serve(self, connection: socket.socket) -> None:
+        """Do what the messages say until the connection ends."""
+        reader, self._writer = await asyncio.open_connection(sock=connection)
+        async with self.side.backend.serving() as sampler, asyncio.TaskGroup() as self._tasks:
+            while True:  # a task that raises ends the worker, and so the loop
+                try:
+                    text, blob = frame_lengths(await reader.readexactly(LENGTHS_BYTES))
+                    message = decode(await reader.readexactly(text), await reader.readexactly(blob))
+                except (asyncio.IncompleteReadError, ConnectionError):
+                    os._exit(0)  # the parent has gone
+                self._begin(sampler, message)
+
+    def _begin(self, sampler: Sampler, message: Record) -> None:
+        if isinstance(message, StartGroup):
+            task = self._tasks.create_task(self._answer(sampler, message))
+            self._groups[message.lease] = task
+            task.add_done_callback(lambda _: self._groups.pop(message.lease, None))
+        elif isinstance(message, AbortGroup):
+            if (aborted := self._groups.get(message.lease)) is not None:
+                aborted.cancel()
+        elif isinstance(message, LoadWeights):
+            self._tasks.create_task(self._load(sampler, message))
+        else:
+            raise ValueError(f"not a message to a worker: {type(message).__name__}")
+
+    async def _send(self, message: Record) -> None:
+        self._writer.write(encode(message))
+        await self._writer.drain()
+
+    async def _answer(self, sampler: Sampler, start: StartGroup) -> None:
+        side = self.side
+        request = RolloutRequest(
+            step=start.version,
+            position=start.position,
+            schedule=start.schedule,
+            prompts=1,
+            samples=side.config.rollout.samples,
+            watched=start.watched,
+        )
+        slot = PromptSlot(side.rows.at(start.position), start.position, start.watched)
+        try:
+            group = await side.answer(request, sampler, slot)
+        except EpisodeFailed as error:
+            await self._send(GroupFailed(lease=start.lease, reason=str(error)[:2000]))
+            return
+        counts = Counter(getattr(side.judge, "counts", {}))
+        verdicts, self._verdicts = counts - self._verdicts, counts
+        fault = getattr(side.judge, "last_fault", "") if verdicts.keys() & {*FAILED} else ""
+        ended = GroupEnded(lease=start.lease, group=group, verdicts=dict(verdicts), fault=fault)
+        await self._send(ended)
+
+    async def _load(self, sampler: Sampler, message: LoadWeights) -> None:
+        async with self._loading:
+            begun = time.monotonic()
+            weights = await asyncio.to_thread(lambda: dict(read_weights(Path(message.file))))
+            await sampler.update(weights, version=message.version, in_flight=message.in_flight)
+            seconds = time.monotonic() - begun
+            await self._send(WeightsLoaded(version=message.version, seconds=seconds))
+
+
+def evaluate_steps(side: RolloutSide, connection: socket.socket) -> None:
+    """Answer the held-out rows with the weights of each step that is asked for."""
+    with suppress(EOFError, ConnectionError):  # the parent has gone
+        while True:
+            message = receive(connection)
+            assert isinstance(message, EvaluateStep)
+            if message.file:
+                weights = dict(read_weights(Path(message.file)))
+                side.backend.sync_weights(weights, version=message.step)
+            try:
+                evaluation = side.evaluate(message.schedule)
+            except Unjudged as error:
+                send(connection, WorkerFailed(reason=str(error), fatal=True))
+                raise
+            send(connection, EvaluationEnded(step=message.step, evaluation=evaluation))
+
+
+def read_weights(file: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a safetensors file by name."""
+    with safe_open(file, framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+            yield name, opened.get_tensor(name)
+
+
+if __name__ == "__main__":
+    main()

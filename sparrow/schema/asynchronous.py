@@ -1,0 +1,131 @@
+"""Looking at a run from its files: `sparrow status`, `sparrow audit`, and status.json."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from sparrow.files import read_document, write_document
+from sparrow.schema.base import Record, from_dict, to_dict
+from sparrow.schema.options import argument, option
+from sparrow.schema.run_folder import ActionLine, Measured, Shown
+from sparrow.schema.types import Directory
+
+PROMPTS = "prompts.sqlite"  # the ledger of prompts of an asynchronous run
+STATUS = "status.json"  # where it is now
+Number = Annotated[int, Field(ge=0, lt=2**53)]
+Phase = Literal["waiting for groups", "learning", "evaluating", "ended", "stopped"]
+State = Literal["running", "ended", "stopped", "stale"]
+
+
+class AsyncStatus(Record):
+    """status.json: where an asynchronous run is, replaced about every second while it runs."""
+
+    time: float  # when it was written, in seconds since 1970
+    pid: Number
+    step: Number  # steps taken
+    steps: Number  # of the run
+    version: Number  # weights that the workers have
+    staleness: Number  # the bound
+    phase: Phase
+    under_way: Number  # prompts
+    buffer: Number  # groups
+    batch: Number  # groups of a step
+    dropped: dict[Shown, Number]  # prompts by reason, so far
+    again: Number  # prompts dispatched again, so far
+    rollout_idle: float | None  # shares of the last step; None before the first
+    learner_idle: float | None
+    worker_pid: Number | None
+    worker_restarts: Number
+    evaluations_waiting: Number
+
+    def save(self, folder: Path) -> None:
+        """Write status.json into the run's folder, atomically."""
+        write_document(folder / STATUS, to_dict(self))
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """Read it; None if the run has none, ValueError names a damaged file."""
+        file = folder / STATUS
+        if not file.exists():
+            return None
+        document = read_document(file, "status")
+        try:
+            return from_dict(cls, document)
+        except ValueError as error:
+            raise ValueError(f"status {file}: {error}") from error
+
+
+# `sparrow status`.
+
+
+class StatusConfig(Record):
+    """`sparrow status`."""
+
+    run: Directory = argument(..., "A run directory of `sparrow train`.")
+
+
+class StepAccuracy(Record):
+    """Accuracy on held-out rows after a number of steps, with its 95 % interval."""
+
+    step: int
+    value: float
+    low: float
+    high: float
+
+
+class RunStatus(Record):
+    """Where a training run is.
+
+    stopped: before its last step, by whatever. stale: status.json says that it runs, but no process
+    does, so it was killed.
+    """
+
+    run: str
+    state: State
+    loop: Literal["sync", "async"]
+    process: int | None  # that holds the lock of the run; 0: unknown which
+    step: int  # steps taken
+    steps: int | None  # of the run
+    checkpoint: int | None  # steps taken before the last one
+    seconds_per_step: float | None  # median of the last steps
+    seconds_left: float | None  # of a running run
+    age: float | None  # seconds since it last wrote
+    metrics: dict[str, Measured]  # of the last step
+    accuracy: tuple[StepAccuracy, ...]
+    actions: tuple[ActionLine, ...]  # of the gate
+    live: AsyncStatus | None  # of an asynchronous run
+    notes: tuple[str, ...]
+
+
+# `sparrow audit`.
+
+
+class AuditConfig(Record):
+    """`sparrow audit`."""
+
+    run: Directory = argument(..., "A run directory of `sparrow train` with run.loop = async.")
+    rollouts: bool = option(True, "Also compare saved rollouts with the ledger.")
+
+
+class AuditResult(Record):
+    """What the files of a run prove; problems: none if every prompt ended exactly once."""
+
+    run: str
+    running: bool  # while it was audited
+    steps: int  # taken
+    begun: bool  # one more has its batch, and was not learnt yet
+    prompts: int  # that were ever dispatched
+    used: int
+    dropped: dict[Shown, int]  # by reason
+    again: dict[Shown, int]  # leases that were returned, by reason
+    open: int  # under way, or in the buffer
+    waiting: int  # to be dispatched again
+    compared: int  # steps whose rollouts were compared
+    oldest: int | None  # versions between a token and its update, the most in those rollouts
+    notes: tuple[str, ...]  # what could not be checked
+    problems: tuple[str, ...]
+
+    @property
+    def proven(self) -> bool:
+        return not self.problems
