@@ -45,7 +45,7 @@ OVERLONG = "overlong prompt"
 
 
 @dataclass(kw_only=True)
-class Interval:
+class SinceLastBatch:
     """What happened since the batch before."""
 
     ended: list[Group] = field(default_factory=list)  # groups, those left out included
@@ -86,7 +86,7 @@ class Coordinator:
     restarts: int = 0
     again: int = 0  # prompts dispatched again, so far
     waiting: bool = False  # the learner, for a batch
-    interval: Interval = field(default_factory=Interval)
+    interval: SinceLastBatch = field(default_factory=SinceLastBatch)
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
@@ -130,7 +130,7 @@ class Coordinator:
 
     def next_batch(
         self, stop: Callable[[], bool]
-    ) -> tuple[DispatchedBatch[Group], Interval] | None:
+    ) -> tuple[DispatchedBatch[Group], SinceLastBatch] | None:
         """Wait for the groups of the next step, and what happened since; None if `stop` says so."""
         begun = time.monotonic()
         with self._changed:
@@ -146,7 +146,7 @@ class Coordinator:
             self._abort_dropped()
             self._fill()
             self._pass_time()
-            interval, self.interval = self.interval, Interval()
+            interval, self.interval = self.interval, SinceLastBatch()
             interval.learner_idle = time.monotonic() - begun
             self.waiting = False
             return batch, interval

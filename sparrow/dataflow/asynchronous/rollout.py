@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparrow.dataflow.asynchronous.coordinator import Coordinator, Interval
+from sparrow.dataflow.asynchronous.coordinator import Coordinator, SinceLastBatch
 from sparrow.dataflow.asynchronous.dispatch import DispatchedBatch, Dispatcher
 from sparrow.dataflow.asynchronous.messages import Open
 from sparrow.dataflow.asynchronous.prompt_ledger import PromptLedger
@@ -103,7 +103,7 @@ class AsyncRolloutSide(RolloutProtocol):
             text = f"{count.leases} prompts are dispatched again: {count.end}, {count.reason}"
             self.callbacks.event(text, "yellow")
 
-    def _batch(self, batch: DispatchedBatch[Group], interval: Interval) -> RolloutBatch:
+    def _batch(self, batch: DispatchedBatch[Group], interval: SinceLastBatch) -> RolloutBatch:
         fresh = [finished.group for finished in batch.fresh]
         replayed = [without_states(finished.group) for finished in batch.replayed]
         trajectories = [t for group in interval.ended for t in group.trajectories]
@@ -260,7 +260,7 @@ def _watched(groups: Sequence[Group]) -> tuple[Trajectory, ...]:
 
 
 def _metrics(
-    batch: DispatchedBatch[Group], interval: Interval, dispatcher: Dispatcher[Group]
+    batch: DispatchedBatch[Group], interval: SinceLastBatch, dispatcher: Dispatcher[Group]
 ) -> dict[str, float]:
     """Staleness of the learnt tokens, idle shares, buffer and drops since the step before."""
     trajectories = [t for group in batch.groups for t in group.trajectories]
