@@ -193,7 +193,7 @@ def test_filters_are_restored_from_their_state(name: str) -> None:
 
 def test_a_filter_that_leaves_out_everything_is_an_error() -> None:
     class Nothing(DropSolved):
-        def admits(self, _row: int, _draw: float) -> bool:
+        def admits(self, _row: str, _draw: float) -> bool:
             return False
 
     with pytest.raises(ValueError, match="prompt filter"):
