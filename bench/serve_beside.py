@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from serve_load import client, prompts
+from serve_client import client, prompts
 
 
 def options(url: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    args.round, args.stream, rows = 0, True, []
+    args.round, args.stream, args.spread, args.at_once, rows = 0, True, False, 0, []
     first, second = (texts(url, args) for url in args.urls)
     equal = sum(one == other for one, other in zip(first, second, strict=True))
     print(f"{equal} of {len(first)} greedy answers are equal", flush=True)
@@ -59,7 +59,7 @@ def main() -> None:
         found: dict[str, list[dict[str, float]]] = {url: [] for url in args.urls}
         for number in range(1, args.rounds + 1):
             for url in args.urls:
-                case = vars(args) | {"round": number, "client": url, "rate": rate}
+                case = vars(args) | {"round": number, "url": url, "rate": rate}
                 case |= {"options": options(url)}
                 made = asyncio.run(client(argparse.Namespace(**case)))
                 made["tokens_per_second"] = made["tokens"] / made["seconds"]

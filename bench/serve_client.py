@@ -1,67 +1,112 @@
-"""The clients of serve_load.py, in a process that loads neither torch nor sparrow."""
+"""The clients of serve_load.py, in a process that loads neither torch nor sparrow.
+
+Plain sockets: a client library takes longer over 256 requests than the server. Requests are
+encoded before the clock starts, answers are read after it has stopped.
+"""
 
 import argparse
 import asyncio
 import json
+import re
+import sys
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx2
 import numpy as np
 
 
 def prompts(args: argparse.Namespace) -> list[list[int]]:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(args.round)
     return [rng.integers(2, args.vocabulary, args.prompt).tolist() for _ in range(args.requests)]
 
 
+def lengths(args: argparse.Namespace) -> list[int]:
+    """Tokens of each answer: all alike, or spread from a half to one and a half times as many."""
+    if not args.spread:
+        return [args.tokens] * args.requests
+    least, most = args.tokens // 2, args.tokens * 3 // 2
+    return np.random.default_rng(args.round).integers(least, most + 1, args.requests).tolist()
+
+
+def _encode(args: argparse.Namespace) -> list[bytes]:
+    """The requests as they are sent."""
+    url, requests = urlsplit(args.url), []
+    for number, (prompt, tokens) in enumerate(zip(prompts(args), lengths(args), strict=True)):
+        body = {"model": "bench", "prompt": prompt, "max_tokens": tokens, "seed": number}
+        body |= {"stream": args.stream, **args.options}
+        if args.stream:
+            body["stream_options"] = {"include_usage": True}
+        data = json.dumps(body).encode()
+        head = (
+            f"POST {url.path}/completions HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        requests.append(head.encode() + data)
+    return requests
+
+
+class Answer(asyncio.Protocol):
+    """One request on a connection of its own, and what came back."""
+
+    def __init__(self, request: bytes) -> None:
+        self.request, self.parts = request, list[bytes]()
+        self.first: float | None = None  # seconds until the first chunk
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        self.sent = time.monotonic()
+        transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        self.parts.append(data)
+        if self.first is None and b"data: {" in data:
+            self.first = time.monotonic() - self.sent
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended.set_result(None)
+
+    @property
+    def tokens(self) -> int:
+        """The number of sampled tokens that the answer says it has."""
+        data = b"".join(self.parts)
+        found = re.findall(rb'"completion_tokens": ?(\d+)', data)
+        if not data.startswith(b"HTTP/1.1 200 ") or not found:
+            raise ValueError(f"an answer failed: {data[-500:]!r}")
+        return int(found[-1])
+
+
 async def client(args: argparse.Namespace) -> dict[str, Any]:
-    """Send all requests and return their times."""
-    limits = httpx2.Limits(max_connections=None)
-    begun, first, tokens = time.monotonic(), [], 0
+    """Send all requests and return their times.
 
-    async def ask(http: httpx2.AsyncClient, number: int, prompt: list[int]) -> None:
-        nonlocal tokens
-        await asyncio.sleep(number / args.rate if args.rate else 0)
-        body = {"model": "bench", "prompt": prompt, "max_tokens": args.tokens, "seed": number}
-        body |= {"stream": args.stream, "sparrow": {"ignore_eos": True}}
-        sent = time.monotonic()
-        if not args.stream:
-            response = await http.post(f"{args.url}/completions", json=body)
-            tokens += response.raise_for_status().json()["usage"]["completion_tokens"]
-            return
-        body["stream_options"] = {"include_usage": True}
-        async with http.stream("POST", f"{args.url}/completions", json=body) as response:
-            response.raise_for_status()
-            seen = False
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    if not seen:
-                        first.append(time.monotonic() - sent)
-                        seen = True
-                    usage = json.loads(line[6:]).get("usage")
-                    tokens += usage["completion_tokens"] if usage else 0
+    The first `at_once` of them at once, the others at `rate` a second; rate 0: all at once.
+    """
+    url, requests = urlsplit(args.url), _encode(args)
+    loop = asyncio.get_running_loop()
 
-    async with httpx2.AsyncClient(timeout=None, limits=limits) as http:
-        await asyncio.gather(*(ask(http, *item) for item in enumerate(prompts(args))))
+    async def ask(number: int, request: bytes) -> Answer:
+        late = max(0, number - args.at_once) / args.rate if args.rate else 0
+        await asyncio.sleep(begun + late - time.monotonic())
+        answer = Answer(request)
+        await loop.create_connection(lambda: answer, url.hostname, url.port)
+        await answer.ended
+        return answer
+
+    begun = time.monotonic()
+    answers = await asyncio.gather(*(ask(*item) for item in enumerate(requests)))
     seconds = time.monotonic() - begun
-    found = {"seconds": round(seconds, 3), "tokens": tokens}
+    found = {"seconds": round(seconds, 3), "tokens": sum(answer.tokens for answer in answers)}
+    first = [answer.first for answer in answers if answer.first is not None]
     if first:
         p50, p99 = np.quantile(first, [0.5, 0.99])
         found |= {"first_token_p50": round(float(p50), 4), "first_token_p99": round(float(p99), 4)}
-    return found
+    return found | {"client_cpu_seconds": round(time.process_time(), 2)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url")
-    parser.add_argument("--requests", type=int, required=True)
-    parser.add_argument("--prompt", type=int, required=True)
-    parser.add_argument("--tokens", type=int, required=True)
-    parser.add_argument("--vocabulary", type=int, required=True)
-    parser.add_argument("--rate", type=float, default=0.0)
-    parser.add_argument("--stream", action="store_true")
-    print(json.dumps(asyncio.run(client(parser.parse_args()))))
+    """Read the settings, a JSON object, from the command line."""
+    settings = argparse.Namespace(**json.loads(sys.argv[1]))
+    print(json.dumps(asyncio.run(client(settings))))
 
 
 if __name__ == "__main__":

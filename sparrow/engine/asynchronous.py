@@ -31,6 +31,10 @@ Command = tuple[Callable[[], Any], Future[Any]]  # what to do between steps, and
 Listener = asyncio.Queue[Output | BaseException]
 
 
+class _Refused(Exception):
+    """Delivered instead of outputs where the engine did not take a request; the cause is why."""
+
+
 async def _arrived(listener: Listener) -> list[Output]:
     """Wait for an output; return all that are there by then."""
     outputs = [await listener.get()]
@@ -38,6 +42,8 @@ async def _arrived(listener: Listener) -> list[Output]:
         outputs.append(listener.get_nowait())
     arrived = []
     for output in outputs:
+        if isinstance(output, _Refused):
+            raise output.args[0]
         if isinstance(output, BaseException):
             raise RuntimeError("the engine has failed") from output
         arrived.append(output)
@@ -46,6 +52,8 @@ async def _arrived(listener: Listener) -> list[Output]:
 
 def _joined(outputs: Sequence[Output]) -> list[Output]:
     """One output for each sample; of one that began anew, what came since."""
+    if len(outputs) == 1:
+        return list(outputs)
     joined: dict[int, Output] = {}
     for output in outputs:
         before = joined.get(output.sample)
@@ -104,13 +112,11 @@ class AsyncEngine:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        *,
-        interval: float = 0.0,
         **settings: Any,
     ) -> AsyncIterator[Output]:
-        """Yield the outputs of one prompt as they are drawn.
+        """Yield the outputs of one prompt as they are drawn, or at the interval of `Engine.add`.
 
-        interval: seconds in between; outputs of a sample that come meanwhile are joined.
+        Those of a sample that come while the caller does something else are joined.
         """
         listener: Listener = asyncio.Queue()
 
@@ -119,19 +125,22 @@ class AsyncEngine:
             self._listeners[number] = listener
             return number
 
+        def tell(added: "Future[int]") -> None:  # of a refusal alone: that costs a wake-up
+            if not added.cancelled() and (error := added.exception()) is not None:
+                self._deliver([(listener, _Refused(error))])
+
         self._require_own_loop()
         added = self._submit(add)
+        added.add_done_callback(tell)
         left = params.n
         try:
-            await asyncio.shield(asyncio.wrap_future(added))
             while left:
                 for output in _joined(await _arrived(listener)):
                     left -= output.completion is not None
                     yield output
-                if left and interval:
-                    await asyncio.sleep(interval)
         finally:
-            added.add_done_callback(self._forget)
+            if left:
+                added.add_done_callback(self._forget)
 
     def abort(self, request: int, sample: int | None = None) -> None:
         """Abort a request, or one sample of it, whose completion then comes as it is."""
@@ -183,10 +192,13 @@ class AsyncEngine:
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # a thread starts on the first one
             while self._run_commands():
-                listeners = self._listeners
+                listeners, running = self._listeners, self._engine.loop.requests
                 outputs = self._engine.step()
                 due = [(listeners[o.request], o) for o in outputs if o.request in listeners]
                 self._deliver(due)
+                for output in outputs:
+                    if output.completion is not None and output.request not in running:
+                        listeners.pop(output.request, None)
         except BaseException as error:  # of a thread: handed to whoever waits, or it is lost
             self._failure = error
         finally:

@@ -162,6 +162,7 @@ class Engine:
         adapter: str | None = None,
         options: OutputOptions | None = None,
         streamed: bool = True,
+        interval: float = 0.0,
     ) -> int:
         """Queue a prompt and return the id of the request. Dense without a schedule.
 
@@ -170,7 +171,8 @@ class Engine:
         adapter: one that is loaded. Where there is an actor, requests with a schedule have its own.
         Text is encoded as it is, without a chat template, and its completions have text too.
         streamed: whether tokens come as they are drawn. Otherwise only completions come, which
-        costs the host less.
+        costs the host less. interval: seconds between outputs of a sample, whose tokens come
+        together then.
         """
         for name, value, kind in (
             ("params", params, SamplingParams),
@@ -199,6 +201,7 @@ class Engine:
             adapter=adapter,
             adapter_slot=self._adapters.find(adapter),
             streamed=streamed,
+            interval=interval,
         )
         request.check(self.model.spec, self.max_context)
         request.schedule_slot = self._schedule_slot(schedule, self.loop.requests.values())

@@ -4,6 +4,7 @@ On a GPU results are read one step late, while the next step runs: the device ne
 host to go on, and the host learns a step later that a sample has ended.
 """
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +15,11 @@ from sparrow.models import ModelSpec
 from sparrow.schema.sampling import Completion
 from sparrow.sparse.rule import Rule
 
+PHASES = 8  # of outputs of many requests within an interval
+
 
 class Output(NamedTuple):
-    """Output of a step for one sample: tokens, and the completion if it has ended.
+    """Output of a step for one sample: new tokens, and the completion if it has ended.
 
     logprobs are those of the tokens, top the ids and log-probs of the most likely ones, if asked
     for. Where `restarts` is higher than before, the sample began anew: earlier tokens are void. Of
@@ -58,7 +61,7 @@ class Loop:
             for one in self.requests[number].samples:
                 if one.live and sample in (None, one.number):
                     one.finish = "abort"
-                    self._end(one, [])
+                    self._end(one)
 
     def abandon(self, numbers: Iterable[int]) -> None:
         """Drop requests whose caller has gone."""
@@ -112,30 +115,34 @@ class Loop:
     def _read(self, launched: Iterable[Delivery]) -> None:
         """Wait for what was drawn, add it to its samples, and end those that are complete."""
         for delivery in launched:
-            for sample, tokens in delivery.read():
+            read, now = delivery.read(), time.monotonic()
+            for sample, _ in read:
                 if sample.finish is not None:
-                    self._end(sample, tokens)
-                elif sample.request.streamed:
-                    self._emit(sample, tokens, None)
+                    self._end(sample)
+                elif sample.request.streamed and sample.due <= now:
+                    # Requests that began together do not come together: that would hold up steps.
+                    share = 1.0 if sample.emitted else (1 + sample.request.id % PHASES) / PHASES
+                    sample.due = now + sample.request.interval * share
+                    self._emit(sample, None)
 
-    def _end(self, sample: Sample, tokens: list[int]) -> None:
+    def _end(self, sample: Sample) -> None:
         """Release what an ended sample holds, and emit its last tokens and its completion."""
         if not self._broken:  # else nothing of what the scheduler holds can be trusted
             self.scheduler.retire(sample)
-        self._emit(sample, tokens, sample.completion(self.spec, self.rule))
+        self._emit(sample, sample.completion(self.spec, self.rule))
         if not any(other.live for other in sample.request.samples):
             self.requests.pop(sample.request.id, None)
 
-    def _emit(self, sample: Sample, tokens: list[int], completion: Completion | None) -> None:
-        count = len(sample.tokens) - len(tokens)
+    def _emit(self, sample: Sample, completion: Completion | None) -> None:
+        start, sample.emitted = sample.emitted, len(sample.tokens)
         output = Output(
             request=sample.request.id,
             sample=sample.number,
-            tokens=tokens,
+            tokens=sample.tokens[start:],
             completion=completion,
             restarts=sample.restarts,
-            logprobs=sample.logprobs[count:],
-            top=sample.top[count:],
+            logprobs=sample.logprobs[start:],
+            top=sample.top[start:],
         )
         self.outputs.append(output)
 

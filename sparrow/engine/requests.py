@@ -97,6 +97,7 @@ class Request:
     adapter: str | None = None
     adapter_slot: AdapterSlot = NO_ADAPTER
     streamed: bool = True  # whether tokens are returned as they are drawn, not completions alone
+    interval: float = 0.0  # seconds between the outputs of a streamed sample, but for the last
     decode: Callable[[list[int]], str] | None = None  # token ids to text; None: text is not wanted
     schedule_slot: int = 0
     cached: int = 0  # tokens of its prompt that pages of earlier prompts held
@@ -194,6 +195,8 @@ class Sample:
     versions: list[int] = field(default_factory=list)
     top: list[tuple[Any, Any]] = field(default_factory=list)
     hidden: list[Any] = field(default_factory=list)
+    emitted: int = 0  # tokens that outputs have returned
+    due: float = 0.0  # when the next output may come, by the monotonic clock
     swapped: dict[str, Tensor] | None = None  # its pages in host memory, while it is out
     swaps: int = 0
     restarts: int = 0
@@ -277,7 +280,7 @@ class Sample:
 
     def restart(self) -> None:
         """Drop all tokens; the next token is the first again, of the same random stream."""
-        self.started, self.drawn = False, 0
+        self.started, self.drawn, self.emitted = False, 0, 0
         self.history = ScheduleHistory(self.request.decoding_schedule)
         self.restarts += 1
         self.rounds = 0

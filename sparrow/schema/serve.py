@@ -43,7 +43,7 @@ class ServeConfig(Record):
     max_n: Count = option(128, "Samples of a request, over all of its prompts.")
     max_body_mib: Count = option(8, "Size of a request.")
     stream_interval: Annotated[float, Field(ge=0, le=1)] = option(
-        0.02, "Seconds between the chunks of a streamed answer."
+        0.05, "Seconds between the chunks of a streamed answer."
     )
     drain: Seconds = option(30.0, "Seconds for running requests after SIGTERM.")
 

@@ -46,8 +46,7 @@ class Answers(ABC):
             async for number, piece in self._pieces():
                 completion = piece.completion
                 if completion is not None:
-                    draws = self._draws(responses.completion_draws(completion))
-                    choice = self._choice(number, completion, draws)
+                    choice = self._choice(number, completion, self._draws(completion))
                     choices[number] = choice | self._details(piece)
         self.service.count(self.usage, self.decoding)
         return self.envelope.whole([choices[number] for number in sorted(choices)], self.usage)
@@ -65,8 +64,7 @@ class Answers(ABC):
                 if first:
                     self.service.metrics.first_token.observe(time.monotonic() - self.begun)
                     first = False
-                draws = self._draws(responses.draws(piece.tokens, piece.logprobs, piece.top))
-                choice = self._chunk(number, piece, draws) | self._details(piece)
+                choice = self._chunk(number, piece, self._draws(piece)) | self._details(piece)
                 yield self.envelope.chunk([choice])
         self.service.count(self.usage, self.decoding)
         options = self.request.stream_options
@@ -92,9 +90,16 @@ class Answers(ABC):
     def _greedy(self) -> bool:
         return self.request.temperature == 0
 
-    def _draws(self, draws: list[TokenDraw]) -> list[TokenDraw]:
+    def _draws(self, drawn: Piece | Completion) -> list[TokenDraw]:
+        """What was drawn, if log-probs were asked for."""
         top = self.top_logprobs
-        return [] if top is None else responses.shown_draws(draws, top, greedy=self._greedy)
+        if top is None:
+            return []
+        if isinstance(drawn, Completion):
+            draws = responses.completion_draws(drawn)
+        else:
+            draws = responses.draws(drawn.tokens, drawn.logprobs, drawn.top)
+        return responses.shown_draws(draws, top, greedy=self._greedy)
 
     def _details(self, piece: Piece) -> Json:
         """The key `sparrow` of a choice, if it was asked for."""

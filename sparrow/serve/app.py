@@ -1,14 +1,16 @@
 """The HTTP layer of the server: routes, keys, limits, error objects, server-sent events."""
 
 import asyncio
+import gc
 import hmac
 import json
 import logging
 import re
+import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -36,8 +38,11 @@ from sparrow.serve.service import Service
 LOG = logging.getLogger("sparrow.serve")
 MIB = 2**20
 RETRY_AFTER = 1  # seconds
+SWITCH = 0.0005  # seconds until a thread that computes lets another one in; Python's: 0.005
+GARBAGE = 20_000  # objects until the youngest are collected; Python's: 700
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 INVALID, OVERLOADED = "invalid_request_error", "rate_limit_error"
+ENCODER = json.JSONEncoder(ensure_ascii=False)
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: OVERLOADED}
 
 
@@ -60,10 +65,11 @@ def make_app(service: Service) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with service.rollouts:
-            app.state.ready = True
-            yield
-            app.state.ready = False
+        with _undisturbed():
+            async with service.rollouts:
+                app.state.ready = True
+                yield
+                app.state.ready = False
 
     app = FastAPI(title="sparrow serve", version=__version__, lifespan=lifespan)
     app.state.ready = False
@@ -74,6 +80,25 @@ def make_app(service: Service) -> FastAPI:
     _add_routes(app, service)
     app.openapi = cache(partial(describe, app, service))  # type: ignore[method-assign]
     return app
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let neither garbage collection nor the event loop hold up the engine's thread for long.
+
+    A full collection looks at all objects there are, those of the libraries too: several tenths of
+    a second. What is there when the server starts is left out.
+    """
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(SWITCH)
+    gc.set_threshold(GARBAGE, *thresholds[1:])
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(interval)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
@@ -232,7 +257,7 @@ async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
 
 
 def _event(data: Json) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"
+    return f"data: {ENCODER.encode(data)}\n\n".encode()
 
 
 # Errors.
@@ -276,7 +301,7 @@ class RequestMiddleware:
     """ASGI middleware: the key, request ids, metrics, one line of log, and a last resort."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service = app, service
+        self.app, self.service, self.key = app, service, service.config.key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -285,7 +310,7 @@ class RequestMiddleware:
         headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
         given = headers.get("x-request-id", b"").decode("latin-1")
         number = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        begun, status = time.monotonic(), 500
+        begun, status = time.monotonic(), 0  # 0: nothing was sent
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -302,33 +327,20 @@ class RequestMiddleware:
                 denied = _error(401, "A key is required: Authorization: Bearer KEY.", "invalid_key")
                 await denied(scope, receive, answer)
             else:
-                await self._run(scope, receive, answer)
-        finally:
-            self._record(scope, status, time.monotonic() - begun, number)
-
-    async def _run(self, scope: Scope, receive: Receive, answer: Send) -> None:
-        begun = False
-
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await answer(message)
-
-        try:
-            await self.app(scope, receive, watched)
+                await self.app(scope, receive, answer)
         except Exception:  # a fault of ours: an error object, and the log has the traceback
             LOG.exception("%s %s failed", scope["method"], scope["path"])
-            if not begun:
-                await _error(500, "The server has failed.", "internal_error")(
-                    scope, receive, answer
-                )
+            if not status:
+                failed = _error(500, "The server has failed.", "internal_error")
+                await failed(scope, receive, answer)
+        finally:
+            self._record(scope, status or 500, time.monotonic() - begun, number)
 
     def _has_key(self, headers: dict[str, bytes]) -> bool:
-        key = self.service.config.key
-        if key is None:
+        if self.key is None:
             return True
         kind, _, token = headers.get("authorization", b"").partition(b" ")
-        same = hmac.compare_digest(token.strip(), key.encode())
+        same = hmac.compare_digest(token.strip(), self.key.encode())
         return kind.lower() == b"bearer" and same
 
     def _record(self, scope: Scope, status: int, seconds: float, number: str) -> None:

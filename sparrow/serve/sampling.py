@@ -99,11 +99,11 @@ class RequestSampler:
             raise Failed("the server is shutting down")
         if not by_token:
             text = self.decode(completion.token_ids.tolist())
-            return Piece(number, text, (), (), (), completion.replace(text=text))
+            return Piece(number, text, (), (), (), _with_text(completion, text))
         if answer.stopped:
             completion = _cut(completion, answer.count)
         answer.finish()
-        return answer.piece(number, completion.replace(text=answer.text))
+        return answer.piece(number, _with_text(completion, answer.text))
 
 
 class _Answer:
@@ -157,6 +157,11 @@ class _Answer:
         found = Piece(number, self._new, self._tokens, self._logprobs, self._top, completion)
         self._clear()
         return found
+
+
+def _with_text(completion: Completion, text: str) -> Completion:
+    """The completion with its text; nothing else of it is checked again, which takes its time."""
+    return completion.model_copy(update={"text": text})
 
 
 def _cut(completion: Completion, count: int) -> Completion:

@@ -212,6 +212,12 @@ class Service:
             "streamed": request.stream,
             "interval": self.config.stream_interval,
         }
+        if len(prompts) == 1:  # no task in between: that costs a wake-up of each piece
+            stream = self.sampler.stream(prompts[0].ids, prompts[0].params, **settings)
+            async with aclosing(stream):  # type: ignore[type-var]
+                async for piece in stream:
+                    yield NumberedPiece(piece.sample, piece)
+            return
         queue: asyncio.Queue[NumberedPiece | BaseException | None] = asyncio.Queue()
 
         async def answer(number: int, prompt: EncodedPrompt) -> None:

@@ -38,6 +38,21 @@ def test_streamed_tokens_come_once_and_completions_alone_where_that_is_asked(eng
     assert engine.idle
 
 
+def test_tokens_within_an_interval_come_together(engine) -> None:
+    """The first at once, the last with the completion, also where a request is aborted."""
+    engine.add(SHORT, params(max_tokens=9), interval=1000.0)
+    aborted = engine.add(SHORT, params(max_tokens=9), interval=1000.0)
+    came: dict[tuple[int, int], list[int]] = {}
+    for step in range(5):
+        came |= {(step, output.request): output.tokens for output in engine.step()}
+    engine.abort(aborted)
+    ended = {output.request: output for output in engine.stream()}
+    assert [len(tokens) for tokens in came.values()] == [1, 1]
+    for (_, number), first in came.items():
+        assert [*first, *ended[number].tokens] == ended[number].completion.token_ids.tolist()
+        assert len(ended[number].logprobs) == len(ended[number].tokens) > 1
+
+
 def test_an_aborted_request_returns_what_it_has(model) -> None:
     """While it waits, between chunks of its prompt, twice, where there is none, and half-way."""
     engine = engine_of(model, max_running=1)
