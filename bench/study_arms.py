@@ -33,6 +33,7 @@ METRICS = (
     "mismatch/weight_mean",
     "mismatch/ess",
     "mismatch/ratio_p99",
+    "mismatch/k3",
     "sparse/step/p05",
     "sparse/step/hard_misses",
 )
@@ -220,16 +221,15 @@ def sparse_answers(arms: Arms) -> None:
 
 
 def metrics(arms: Arms) -> None:
-    tens = range(0, max(len(run.steps) for runs in arms.values() for run in runs.values()), 10)
+    count = max(len(run.steps) for runs in arms.values() for run in runs.values())
+    spans = [(at, at + 10) for at in range(0, count, 10)] + [(0, count)]
     for name in METRICS:
         rows = []
         for arm, runs in arms.items():
-            parts = [
-                [line[name] for run in runs.values() for line in run.steps[a : a + 10]]
-                for a in tens
-            ]
-            rows.append([arm, *(f"{fmean(part):.4g}" for part in parts)])
-        table(f"{name}, mean over runs", ["arm", *(f"{a} to {a + 9}" for a in tens)], rows)
+            parts = [[x[name] for run in runs.values() for x in run.steps[a:b]] for a, b in spans]
+            rows.append([arm, *(f"{fmean(p):.4g}" for p in parts), f"{max(parts[-1]):.4g}"])
+        head = ["arm", *(f"{a} to {b - 1}" for a, b in spans), "largest"]
+        table(f"{name}, mean over runs, and the largest of a step", head, rows)
 
 
 def main() -> None:
