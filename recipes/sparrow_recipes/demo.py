@@ -104,6 +104,8 @@ def training(place: Place) -> TrainConfig:
             "max_prompt": MAX_PROMPT,
             "attention": {"schedule": str(place.schedule)},
         },
+        # As in the published results of the demo; the default cap is 10 (bench/demo_caps.py).
+        "algorithm": {"corrections": [{"use": "token-tis", "settings": {"cap": 2.0}}]},
         "batch": {"recompute": False},
         "optimiser": {"rate": 3e-4},
         "gate": {"target": TARGET},

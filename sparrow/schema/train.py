@@ -146,7 +146,7 @@ class AlgorithmConfig(Record):
     advantage: Name | None = None  # by name, or module:function
     surrogate: Choice | None = None
     aggregate: Name | None = None  # token-mean, seq-mean-token-mean, seq-mean-token-sum-norm
-    corrections: tuple[Choice, ...] = (Choice(use="token-tis", settings={"cap": 2.0}),)
+    corrections: tuple[Choice, ...] = (Choice(use="token-tis", settings={"cap": 10.0}),)
     dynamic: bool | None = None  # leave out groups that are all right or all wrong, and refill
     refills: Annotated[int, Field(ge=1, le=100)] = 4  # rounds of prompts that a step may take
     # Overlong shaping: from max_tokens - overlong on the reward falls along a line to -1. 0: none.

@@ -6,7 +6,7 @@ outcome.py and analysis.py compute the results, page.toml has the texts.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle
 from pathlib import Path
 from statistics import fmean
 
@@ -197,11 +197,13 @@ def _cell_row(cell: CellOutcome) -> list[str]:
 
 
 def roles(design: StudyDesign) -> dict[str, str]:
-    """The colour of each arm: by target, or by its role in the study."""
+    """The colour of each arm: by target, by its role in the study, or one of its own."""
     targets = sorted((arm.target, arm.name) for arm in design.arms if arm.target is not None)
     ramps = {name: ramp(rank, len(targets)) for rank, (_, name) in enumerate(targets)}
     by_role = {"baseline": "dense", "collapses": "run-1", "flat": "quiet"}
-    return {a.name: by_role.get(a.role) or ramps.get(a.name, "run-4") for a in design.arms}
+    others = [a.name for a in design.arms if a.role not in by_role and a.name not in ramps]
+    own = dict(zip(others, cycle(f"run-{colour}" for colour in (4, 0, 2, 3, 5)), strict=False))
+    return {a.name: by_role.get(a.role) or ramps.get(a.name) or own[a.name] for a in design.arms}
 
 
 def _tracks(
@@ -233,6 +235,8 @@ def _accuracy(study: StudyFolder) -> list[Item]:
 
     for key, beside in (("arms", {"arm"}), ("controls", {"collapses", "flat"})):
         names = [arm.name for arm in study.design.arms if arm.role in beside | {"baseline"}]
+        if len(names) == 1 and items:  # no controls
+            continue
         add(key, key.capitalize(), "accuracy", _tracks(study, names, _evaluated))
     rows = [row for arm in study.cells if (row := _outcome_row(study, arm))]
     if not rows:

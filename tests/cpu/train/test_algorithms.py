@@ -123,9 +123,9 @@ def test_presets() -> None:
         assert losses(found, 0.5, advantage=-1.0) == [0.8]
         np.testing.assert_allclose(found.aggregate(np.array([1, 3])), [coefficient] * 2)
         assert (found.dynamic, found.overlong, found.greedy) == (dynamic, overlong, greedy)
-        # The default correction: token TIS with cap 2
+        # The default correction: token TIS with cap 10
         weight_T = combine(found.corrections, torch.tensor([0.0, 5.0]), torch.tensor([0, 0]))
-        assert weight_T.tolist() == [1.0, 2.0]
+        assert weight_T.tolist() == [1.0, 10.0]
 
 
 def test_the_cushion_of_dapo() -> None:

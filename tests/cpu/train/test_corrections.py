@@ -42,7 +42,7 @@ def close(found: Tensor, wanted: Sequence[float]) -> None:
 MANY = [1.1] * 100  # 1.1^100 = 13 780: what the reference says of it
 BY_HAND: list[tuple[Callable[..., Tensor], list[float], list[int], list[float]]] = [
     # Correction, rho, sequences; weights
-    (token_tis, [0.25, 1, 1.75, 8], [0, 0, 0, 0], [0.25, 1, 1.75, 2]),
+    (token_tis, [0.25, 1, 1.75, 16], [0, 0, 0, 0], [0.25, 1, 1.75, 10]),
     (partial(token_tis, cap=3.0), [0.25, 8], [0, 0], [0.25, 3]),
     # 0.5 * 3 = 1.5; 2 * 4 = 8, capped; 0.5 * 0.5 = 0.25
     (sequence_tis, [0.5, 3, 2, 4, 0.5, 0.5], [0, 0, 1, 1, 2, 2], [1.5, 1.5, 2, 2, 0.25, 0.25]),
@@ -81,8 +81,8 @@ def test_m2po_masks_the_largest_until_the_mean_fits() -> None:
 
 
 def test_combine_multiplies() -> None:
-    log_rho_T, sequence_T = logs(4, 0.5, 4, 1e-5), numbers(0, 0, 1, 1)
-    close(combine([token_tis, veto], log_rho_T, sequence_T), [2, 0.5, 0, 0])
+    log_rho_T, sequence_T = logs(16, 0.5, 4, 1e-5), numbers(0, 0, 1, 1)
+    close(combine([token_tis, veto], log_rho_T, sequence_T), [10, 0.5, 0, 0])
     assert combine([], log_rho_T, sequence_T).tolist() == [1, 1, 1, 1]
 
 

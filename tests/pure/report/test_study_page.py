@@ -66,6 +66,20 @@ def test_answers_cut_off_and_wrong_stand_apart(tmp_path: Path) -> None:
     assert "| dense | 0.500 | 0.400 | 0.100 |" in write_study(study).read_text(encoding="utf-8")
 
 
+def test_arms_without_a_target_have_colours_of_their_own(tmp_path: Path) -> None:
+    names = ["a", "b", "c", "d"]
+    arms = [folders.make_arm("dense", "baseline", "dense")]
+    study = folders.study(tmp_path, [*arms, *(folders.make_arm(n, kind="schedule") for n in names)])
+    for name in ("dense", *names):
+        folders.cell(study, name, 0)
+    page = study_page(read_study(study), conclude(read_study(study)))
+    charts = {item.key: item for part in page.sections for item in part.items}
+    found = {line.name: line.role for line in charts["accuracy-arms"].lines}
+    assert found["dense"] == "dense"
+    assert len(set(found.values())) == 5
+    assert "accuracy-controls" not in charts  # there are none
+
+
 def test_figures_and_results_are_there_and_the_same_every_time(written: Path) -> None:
     def refuse(text: str) -> None:
         raise AssertionError(f"{text} in results.json")
