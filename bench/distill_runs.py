@@ -120,6 +120,8 @@ def gate(args: argparse.Namespace, place: Path) -> None:
     base = ["train", recipe, f"--run.steps={steps}", "--gate.mode=act", "--gate.target=0.80"]
     base += ["--validation.every=0", "--gate.lower=true", "--gate.sample=32", "--gate.slack=0.02"]
     base += ["--gate.window=4", "--gate.patience=2"]
+    # docs/distill.md's runs: the default of their day
+    base += ['--algorithm.corrections=[{use="token-tis",settings={cap=2.0}}]']
     if args.quick:
         base += ["--rollout.prompts=2", "--rollout.samples=4", "--rollout.max_tokens=200"]
     else:

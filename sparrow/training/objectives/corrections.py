@@ -44,7 +44,8 @@ def combine(corrections: Sequence[Correction], log_rho_T: Tensor, sequence_T: Te
 def token_tis(log_rho_T: Tensor, sequence_T: Tensor, *, cap: Positive = 10.0) -> Tensor:
     """Truncated importance sampling: min(rho, cap).
 
-    With a cap of 2 six of six runs fell, with 10 none (docs/results/control-study-2.md).
+    Under a fixed budget, from `small`: with a cap of 2 six of six runs fell, with 10 none
+    (docs/results/control-study-2.md).
     """
     return _rho(log_rho_T).clamp(max=cap)
 
