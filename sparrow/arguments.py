@@ -38,6 +38,9 @@ FUNCTIONS = {
     "reward": "data.reward",
     "episode": "rollout.episode",
     "advantage": "algorithm.advantage",
+    "prompt_filter": "dispatch.prompt_filter",
+    "group_filter": "dispatch.group_filter",
+    "order": "dispatch.order",
 }
 
 

@@ -6,25 +6,37 @@ from pydantic import Field
 
 from sparrow.schema.base import File, Record, Table
 from sparrow.schema.options import option
-from sparrow.schema.types import Count, InFlight, Seconds, Seed, Several, Share, Tokens, Workers
+from sparrow.schema.types import (
+    Count,
+    InFlight,
+    Name,
+    Seconds,
+    Seed,
+    Setting,
+    Several,
+    Share,
+    Tokens,
+    Workers,
+)
 
 Staleness = Annotated[int, Field(ge=0, le=1000)]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 NotNegative = Annotated[float, Field(ge=0, le=1e6)]
-PromptChoice = Literal["all", "drop_solved", "greso"]
-GroupChoice = Literal["all", "informative"]
-OrderChoice = Literal["fifo", "earliest_deadline"]
 LateChoice = Literal["wait", "abort"]
 
 
 class DispatchConfig(Record):
     """Which prompts start, and which groups are a batch."""
 
-    prompt_filter: PromptChoice = option("all", "Which prompts: all, drop_solved or greso.")
-    group_filter: GroupChoice = option(
-        "all", "Which groups: all, or informative: their rewards differ."
+    prompt_filter: Name = option(
+        "all", "Which prompts: all, drop_solved, greso or module:function."
     )
-    order: OrderChoice = option("earliest_deadline", "fifo, or the oldest tokens first.")
+    prompt_settings: dict[str, Setting] = option({}, "Of prompt_filter, such as {step = 0.02}.")
+    group_filter: Name = option(
+        "all", "Which groups: all, informative (their rewards differ) or module:function."
+    )
+    group_settings: dict[str, Setting] = option({}, "Of group_filter.")
+    order: Name = option("earliest_deadline", "earliest_deadline, fifo or module:function.")
     late: LateChoice = option("wait", "Groups that are due and under way: wait, or abort them.")
     oversample: Annotated[float, Field(ge=1, le=16)] = option(
         1.0, "Times the prompts that are needed; the rest is aborted."

@@ -23,6 +23,7 @@ from sparrow.schema.types import (
     RowNumber,
     Seconds,
     Seed,
+    Setting,
     Share,
     Steps,
     StepsOrZero,
@@ -34,8 +35,6 @@ from sparrow.schema.types import (
     older_rows,
     refuse_many,
 )
-
-Setting = bool | int | float | str
 
 
 class TrainModelConfig(Record):
@@ -396,11 +395,8 @@ DATA = {
     "data.columns.source",
     "data.rows",
     "data.task",
-    "dispatch.group_filter",
     "dispatch.in_flight",
     "dispatch.late",
-    "dispatch.order",
-    "dispatch.prompt_filter",
     "gate.mode",
     "model.device",
     "model.dtype",
@@ -423,7 +419,7 @@ DATA = {
     "validation.rows",
 }
 # Arguments of functions and of the chat template, and rows by name: values, never imported.
-ARGUMENTS = (".settings.", "chat.template.", "validation.sets.")
+ARGUMENTS = (".settings.", "_settings.", "chat.template.", "validation.sets.")
 
 
 def code_settings(config: TrainConfig) -> dict[str, str]:

@@ -99,6 +99,7 @@ def _plain_path(path: Path) -> Path:
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(refuse_control)]
 Text = Annotated[str, Field(max_length=LONGEST_TEXT), AfterValidator(_refuse_terminal_codes)]
+Setting = bool | int | float | str  # an argument of a function
 FolderName = Annotated[str, AfterValidator(folder_name)]
 Directory = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_plain_path)]
 FilePath = Directory

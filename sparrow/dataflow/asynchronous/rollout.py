@@ -20,7 +20,7 @@ from sparrow.dataflow.asynchronous.coordinator import Coordinator, SinceLastBatc
 from sparrow.dataflow.asynchronous.dispatch import DispatchedBatch, Dispatcher
 from sparrow.dataflow.asynchronous.messages import Open
 from sparrow.dataflow.asynchronous.prompt_ledger import PromptLedger
-from sparrow.dataflow.asynchronous.selection import GROUPS, ORDERS, PROMPTS
+from sparrow.dataflow.asynchronous.selection import make_selection
 from sparrow.dataflow.asynchronous.workers import WorkerProcess
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.local.messages import Callbacks, NoCallbacks, RolloutBatch, RolloutRequest
@@ -211,15 +211,14 @@ class AsyncRolloutSide(RolloutProtocol):
 def _coordinator(side: AsyncRolloutSide) -> Coordinator:
     config, settings = side.config, side.config.dispatch
     make_folder(side.folder / LOGS)
-    informative = side.algorithm.dynamic or settings.group_filter == "informative"
+    if side.algorithm.dynamic and settings.group_filter == "all":
+        settings = settings.replace(group_filter="informative")
     dispatcher = Dispatcher[Group](
         ledger=PromptLedger(side.folder / PROMPTS_FILE),
         batch=config.rollout.prompts,
         staleness=settings.staleness,
         row=lambda position: side.rows.at(position).id,
-        prompts=PROMPTS[settings.prompt_filter](),
-        keeps=GROUPS["informative" if informative else "all"],
-        order=ORDERS[settings.order],
+        **make_selection(settings)._asdict(),
         late=settings.late,
         oversample=settings.oversample,
         replay=settings.replay,

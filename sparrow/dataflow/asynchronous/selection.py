@@ -1,19 +1,24 @@
 """Data algorithms at four points: which prompt, which group, in which order, in what mix.
 
-Each is a small object or function; `PROMPTS`, `GROUPS` and `ORDERS` have them by name, and one of
-your own can be passed instead. Rows are named; the rewards of a group are the
-accuracies of its samples.
+Each is a small object or function; `PROMPTS`, `GROUPS` and `ORDERS` have them by name, with checked
+settings; one of your own can be passed instead, or named as module:function. Rows are named; the
+rewards of a group are the accuracies of its samples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from sparrow.schema.simulation import DispatchConfig
+from sparrow.schema.types import Setting, Share
 from sparrow.training.objectives.advantages import informative
+from sparrow.training.objectives.algorithms import bind, find_function, try_function
 
 # Which prompt.
 
 
+@runtime_checkable
 class PromptFilter(Protocol):
     """Decides before the rollout whether a row is worth it; learns from what came out.
 
@@ -51,9 +56,9 @@ class AllPrompts:
 class DropSolved:
     """Leave out rows whose mean reward, as a moving average over visits, exceeds a threshold."""
 
-    threshold: float = 0.95
-    decay: float = 0.5  # weight of the average so far
-    means: dict[str, float] = field(default_factory=dict)
+    threshold: Share = 0.95
+    decay: Share = 0.5  # weight of the average so far
+    means: dict[str, float] = field(default_factory=dict, init=False)
 
     def admits(self, row: str, _draw: float) -> bool:
         return self.means.get(row, 0.0) <= self.threshold
@@ -79,15 +84,18 @@ class Greso:
     (arXiv 2506.02177), with its targets.
     """
 
-    easy_target: float = 0.083
-    hard_target: float = 0.167
-    step: float = 0.01
-    least: float = 0.05
-    most: float = 0.95
-    memory: float = 0.99  # of the moving shares of equal visits
-    keep: dict[str, float] = field(default_factory=lambda: {"easy": 0.5, "hard": 0.5})
-    shares: dict[str, float] = field(default_factory=lambda: {"easy": 0.0, "hard": 0.0})
-    streaks: dict[str, tuple[str, int]] = field(default_factory=dict)
+    easy_target: Share = 0.083
+    hard_target: Share = 0.167
+    step: Share = 0.01
+    least: Share = 0.05
+    most: Share = 0.95
+    memory: Share = 0.99  # of the moving shares of equal visits
+    keep: dict[str, float] = field(init=False)
+    shares: dict[str, float] = field(init=False)
+    streaks: dict[str, tuple[str, int]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.keep, self.shares = {"easy": 0.5, "hard": 0.5}, {"easy": 0.0, "hard": 0.0}
 
     def admits(self, row: str, draw: float) -> bool:
         kind, equal = self.streaks.get(row, ("easy", 0))
@@ -161,3 +169,37 @@ def earliest_deadline(group: Waiting) -> tuple[int, int]:
 
 
 ORDERS: dict[str, Order] = {"fifo": fifo, "earliest_deadline": earliest_deadline}
+
+
+# By name.
+
+
+class Selection(NamedTuple):
+    """The data algorithms of a configuration."""
+
+    prompts: PromptFilter
+    keeps: GroupFilter
+    order: Order
+
+
+def make_selection(config: DispatchConfig) -> Selection:
+    """Make what a configuration names; each is tried once, so that faults show at the start."""
+    points: list[tuple[str, Mapping[str, Callable[..., Any]], Mapping[str, Setting]]] = [
+        ("prompt_filter", PROMPTS, config.prompt_settings),
+        ("group_filter", GROUPS, config.group_settings),
+        ("order", ORDERS, {}),
+    ]
+    made = []
+    for point, known, settings in points:
+        text = getattr(config, point)
+        what = f"dispatch.{point} {text!r}"
+        made.append((bind(find_function(text, known, f"dispatch.{point}"), settings, what), what))
+    (make, what), keeps, order = made
+    prompts = try_function(make, what)
+    if not isinstance(prompts, PromptFilter):
+        raise ValueError(f"{what}: expected admits, observe, state and restore, got {prompts!r}")
+    try_function(partial(prompts.admits, "row", 0.5), what)
+    for rewards in ([0.0, 1.0], [1.0, 1.0]):
+        try_function(*keeps, rewards)
+    try_function(*order, Waiting(0, 0, 0))
+    return Selection(prompts, keeps[0], order[0])

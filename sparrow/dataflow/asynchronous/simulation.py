@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sparrow.dataflow.asynchronous.dispatch import Dispatcher
 from sparrow.dataflow.asynchronous.prompt_ledger import Lease, PromptLedger
-from sparrow.dataflow.asynchronous.selection import GROUPS, ORDERS, PROMPTS
+from sparrow.dataflow.asynchronous.selection import make_selection
 from sparrow.schema.simulation import SimulateConfig, SimulatedRun, SimulateResult
 from sparrow.schema.types import Report
 
@@ -81,9 +81,7 @@ class Simulation:
             batch=config.batch,
             staleness=self.staleness,
             row=lambda position: str(position % config.rows),
-            prompts=PROMPTS[config.prompt_filter](),
-            keeps=GROUPS[config.group_filter],
-            order=ORDERS[config.order],
+            **make_selection(config)._asdict(),
             late=config.late,
             oversample=config.oversample,
             replay=config.replay,

@@ -14,7 +14,10 @@ from sparrow.dataflow.asynchronous.selection import (
     DropSolved,
     Greso,
     fifo,
+    make_selection,
 )
+from sparrow.functions import register
+from sparrow.schema.simulation import DispatchConfig
 from sparrow.training.objectives.advantages import informative
 
 MIXED = (0.0, 1.0)
@@ -189,6 +192,44 @@ def test_filters_are_restored_from_their_state(name: str) -> None:
     assert second.state() == first.state()
     draws = [(row, draw / 20) for row in range(5) for draw in range(20)]
     assert [first.admits(*one) for one in draws] == [second.admits(*one) for one in draws]
+
+
+def least(rewards: list[float], *, reward: float) -> bool:
+    return max(rewards) >= reward
+
+
+def test_settings_are_checked_and_functions_can_be_passed() -> None:
+    own = register(least, "dispatch.group_filter")
+    made = make_selection(
+        DispatchConfig(
+            prompt_filter="drop_solved",
+            prompt_settings={"threshold": 0.5},
+            group_filter=own,
+            group_settings={"reward": 0.25},
+            order="fifo",
+        )
+    )
+    made.prompts.observe("row", [1.0, 0.5])
+    assert not made.prompts.admits("row", 0.0)
+    assert made.keeps([0.0, 0.25])
+    assert not made.keeps([0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"prompt_filter": "grso"}, "allowed: all, drop_solved, greso"),
+        ({"prompt_filter": "greso", "prompt_settings": {"stp": 0.1}}, "its settings: easy_target"),
+        ({"prompt_filter": "greso", "prompt_settings": {"step": 2.0}}, "step"),
+        ({"prompt_filter": "greso", "prompt_settings": {"streaks": 1}}, "its settings"),
+        ({"group_filter": "all", "group_settings": {"reward": 1.0}}, "its settings: none"),
+        ({"order": "os:getcwd"}, "tried on a small example"),
+        ({"prompt_filter": "os:getcwd"}, "expected admits, observe, state and restore"),
+    ],
+)
+def test_bad_data_algorithms_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make_selection(DispatchConfig.model_validate(settings))
 
 
 def test_a_filter_that_leaves_out_everything_is_an_error() -> None:

@@ -14,6 +14,9 @@ CODE = {
     "algorithm.surrogate.use",
     "algorithm.aggregate",
     "algorithm.corrections.use",
+    "dispatch.group_filter",
+    "dispatch.order",
+    "dispatch.prompt_filter",
 }
 
 
@@ -53,6 +56,7 @@ def test_import_paths_are_listed() -> None:
                     "aggregate": path,
                     "corrections": ({"use": "token-tis"}, {"use": path}),
                 },
+                dispatch=dict.fromkeys(("prompt_filter", "group_filter", "order"), path),
             )
         )
         assert {key.replace("[1]", "") for key in found} == CODE
@@ -68,6 +72,7 @@ def test_names_of_the_package_and_data_are_no_code() -> None:
         algorithm={"surrogate": {"use": "ppo", "settings": {"mode": "a:b"}}},
         validation={"every": 1, "file": "held:out.py"},
         run={"name": "a.py"},
+        dispatch={"prompt_filter": "greso", "prompt_settings": {"mode": "a:b"}},
         chat={"system": "Answer as: a module:function", "template": {"style": "a:b"}},
     )
     assert code_settings(odd) == {}
