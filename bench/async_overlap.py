@@ -4,7 +4,9 @@
 
 Both loops train the same model on the same rows, one thread a side. The synchronous run gives the
 time of each side alone on its core; an asynchronous step should take no longer than the slower of
-the two. Prints a JSON line for each run. The first steps are left out.
+the two. With several `--in-flight` each runs at every staleness: what keeping, computing anew or
+restarting costs, and what it does to the mismatch of the drawn and the updated weights (k3).
+Prints a JSON line for each run. The first steps are left out.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +23,8 @@ LEFT_OUT = 3  # steps while buffers fill
 LEARNING = ("old_log_prob", "kl", "update_actor", "weights")
 
 
-def train(args: argparse.Namespace, loop: str, staleness: int) -> Path:
-    out = args.out / f"{loop}-{staleness}"
+def train(args: argparse.Namespace, loop: str, staleness: int, in_flight: str = "keep") -> Path:
+    out = args.out / f"{loop}-{staleness}-{in_flight}"
     settings = {
         "loop": loop,
         "staleness": staleness,
@@ -37,8 +40,8 @@ def train(args: argparse.Namespace, loop: str, staleness: int) -> Path:
         "run.tensorboard": "false",
         "run.rollouts": 0,
         "run.save_every": args.steps,
-        "rate": 1e-5,
-        "dispatch.in_flight": args.in_flight,
+        "rate": args.rate,
+        "dispatch.in_flight": in_flight,
     }
     words = [f"--{name}={value}" for name, value in settings.items()]
     words = [sys.executable, "-m", "sparrow", "train", args.model, *words]
@@ -58,10 +61,11 @@ def seconds(out: Path) -> dict[str, float]:
         "rollout": float(np.median([line["timing_s/gen"] for line in lines])),
         "learning": float(np.median(learning)),
     }
-    for name in ("rollout_idle", "learner_idle", "staleness_mean"):
+    for name in ("rollout_idle", "learner_idle", "staleness_mean", "wasted_tokens"):
         if f"async/{name}" in lines[0]:
             found[name] = float(np.mean([line[f"async/{name}"] for line in lines]))
-    return {name: round(value, 4) for name, value in found.items()}
+    found = {name: round(value, 4) for name, value in found.items()}
+    return found | {"k3": float(np.mean([line["mismatch/k3"] for line in lines]))}
 
 
 def main() -> None:
@@ -75,15 +79,16 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--staleness", type=int, action="append")
-    parser.add_argument("--in-flight", default="keep")
+    parser.add_argument("--in-flight", action="append", help="default: keep")
+    parser.add_argument("--rate", type=float, default=1e-5)
     args = parser.parse_args()
     args.out.mkdir(parents=True)
     alone = seconds(train(args, "sync", 0))
     print(json.dumps({"loop": "sync", **alone}), flush=True)
     slower = max(alone["rollout"], alone["learning"])
-    for staleness in args.staleness or [1, 2]:
-        found = seconds(train(args, "async", staleness))
-        row = {"loop": "async", "staleness": staleness, **found}
+    for staleness, in_flight in product(args.staleness or [1, 2], args.in_flight or ["keep"]):
+        found = seconds(train(args, "async", staleness, in_flight))
+        row = {"loop": "async", "staleness": staleness, "in_flight": in_flight, **found}
         row["step_by_slower_side"] = round(found["step"] / slower, 3)
         row["speed_up"] = round(alone["step"] / found["step"], 3)
         print(json.dumps(row), flush=True)

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import uvicorn
 from serve_client import lengths, prompts
 
 from sparrow import models
@@ -38,8 +37,7 @@ from sparrow.models import load_tokenizer
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.serve import ServeConfig
-from sparrow.serve.app import make_app
-from sparrow.serve.server import _HttpProtocol
+from sparrow.serve.server import http_server
 from sparrow.serve.service import Service
 
 OPTIONS = {"sparrow": {"ignore_eos": True}}
@@ -70,10 +68,7 @@ def serving(engine: Engine, schedule: Schedule | None) -> Iterator[str]:
         decoding=DENSE if schedule is None else ResolvedDecoding(schedule),
         name="bench",
     )
-    config = uvicorn.Config(
-        make_app(service), http=_HttpProtocol, log_level="error", access_log=False
-    )
-    server = uvicorn.Server(config)
+    server = http_server(service)
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()

@@ -100,7 +100,8 @@ def describe(app: FastAPI, service: Service) -> Json:
         schema["properties"]["model"]["enum"] = [service.name]
         schemas[kind.__name__] = schema
         body = {"required": True, "content": _json(kind.__name__)}
-        made["paths"][path]["post"]["requestBody"] = body
+        name = path.removeprefix("/v1/").replace("/", "_")
+        made["paths"][path] = {"post": {"operationId": name, "requestBody": body}}
     schemas["Message"]["anyOf"] = [
         {"properties": {"role": role} | required | others, "required": list(required)}
         for role, required, others in MESSAGES

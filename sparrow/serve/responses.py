@@ -1,8 +1,8 @@
 """Answers as the objects of OpenAI's API, whole and in chunks."""
 
 import base64
+import random
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -125,13 +125,18 @@ class Usage:
         }
 
 
+def random_id() -> str:
+    """An id that nobody has to keep from guessing; the system's random bytes take longer."""
+    return f"{random.getrandbits(128):032x}"
+
+
 class Envelope:
     """What all objects of one answer share."""
 
     def __init__(self, kind: str, model: str, prefix: str) -> None:
         """kind: "text_completion" or "chat.completion"."""
         self.kind, self.model = kind, model
-        self.id, self.created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
+        self.id, self.created = f"{prefix}-{random_id()}", int(time.time())
 
     def whole(self, choices: Sequence[Json], usage: Usage) -> Json:
         return self._object(self.kind, choices) | {"usage": usage.json()}

@@ -6,9 +6,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sparrow.engine.answer import DENSE, ResolvedDecoding, resolve_decoding
 from sparrow.engine.engine import Engine, describe_model
@@ -25,21 +24,29 @@ from sparrow.serve.service import Service
 from sparrow.sparse.rule import Rule
 
 GIB = 2**30
+MAX_HEAD = 2**19  # bytes; more than one read of a socket, which may hold a body too
 
 
-class _HttpProtocol(H11Protocol):
-    """uvicorn's protocol, with an error object also where a request is no HTTP."""
+class _HttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with an error object where a request is no HTTP or its head too long."""
+
+    _head = 0  # bytes of a head that has not ended
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._head = 0 if self._head_ended else self._head + len(data)
+        if self._head > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
+
+    @property
+    def _head_ended(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def send_400_response(self, msg: str) -> None:
         body = json.dumps(responses.error(msg, INVALID)).encode()
-        headers = [
-            ("content-type", "application/json"),
-            ("content-length", str(len(body))),
-            ("connection", "close"),
-        ]
-        answer = h11.Response(status_code=400, headers=headers)
-        for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode())
+        self.transport.write(b"connection: close\r\n\r\n" + body)
         self.transport.close()
 
 
@@ -87,11 +94,18 @@ def serve(config: ServeConfig, report: Callable[[str], None]) -> None:
         host = f"[{host}]" if ":" in host else host
         key = "with a key" if config.key is not None else "without a key"
         report(f"http://{host}:{port}/v1 {key}; Ctrl-C or SIGTERM ends it")
-        settings = uvicorn.Config(
-            make_app(service),
-            http=_HttpProtocol,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=int(config.drain),
-        )
-        uvicorn.Server(settings).run(sockets=[listener])
+        http_server(service).run(sockets=[listener])
+
+
+def http_server(service: Service) -> uvicorn.Server:
+    """The server of a service; `run` it with its sockets."""
+    config = uvicorn.Config(
+        make_app(service),
+        http=_HttpProtocol,
+        ws="none",
+        proxy_headers=False,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(service.config.drain),
+    )
+    return uvicorn.Server(config)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,9 +67,12 @@ class Service:
         most = engine.max_running + self.config.max_waiting
         self.sampler = RequestSampler(self.rollouts, self.language.decode, most)
         tokenizer = self.language.tokenizer
-        # Prompts are read in a thread, by a tokenizer of its own: one may not be used by two.
-        self.reader = replace(self.language, tokenizer=copy.deepcopy(tokenizer))
-        self.reading = ThreadPoolExecutor(1, thread_name_prefix="sparrow-reader")
+        # Long prompts are read in a thread, by a tokenizer of its own: one may not be used by two.
+        own = replace(self.language, tokenizer=copy.deepcopy(tokenizer))
+        self._local = threading.local()
+        self.reading = ThreadPoolExecutor(
+            1, "sparrow-reader", lambda: setattr(self._local, "language", own)
+        )
         self.names = TokenNames(
             lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
             lambda token: str(tokenizer.convert_ids_to_tokens(token)),
@@ -82,6 +86,11 @@ class Service:
     def thinks(self) -> bool:
         """Whether answers of chats may begin with a block of thinking."""
         return THINK in str(self.language.tokenizer.chat_template or "")
+
+    @property
+    def reader(self) -> Language:
+        """The language that this thread may use."""
+        return getattr(self._local, "language", self.language)
 
     # Decoding.
 

@@ -7,11 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-
 from sparrow.schema.serve import ServeConfig
-from sparrow.serve.app import make_app
-from sparrow.serve.server import open_service
+from sparrow.serve.server import http_server, open_service
 from sparrow.serve.service import Service
 
 
@@ -19,7 +16,7 @@ class Running:
     """A server that runs: its address, and the service behind it."""
 
     def __init__(self, service: Service, port: int) -> None:
-        self.service, self.root = service, f"http://127.0.0.1:{port}"
+        self.service, self.port, self.root = service, port, f"http://127.0.0.1:{port}"
         self.url = f"{self.root}/v1"
 
     def wait_until_free(self, seconds: float = 20.0) -> None:
@@ -37,14 +34,9 @@ def serving(model: str, **settings: Any) -> Iterator[Running]:
     """Serve a model while the context is open."""
     given = {"model": model, "device": "cpu", "kv_gib": 0.2, **settings}
     service = open_service(ServeConfig.model_validate(given), report=lambda text: None)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = uvicorn.Config(
-        make_app(service), host="127.0.0.1", port=port, log_level="error", access_log=False
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server, port = http_server(service), listener.getsockname()[1]
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive(), "the server has failed"
