@@ -61,7 +61,13 @@ def seconds(out: Path) -> dict[str, float]:
         "rollout": float(np.median([line["timing_s/gen"] for line in lines])),
         "learning": float(np.median(learning)),
     }
-    for name in ("rollout_idle", "learner_idle", "staleness_mean", "wasted_tokens"):
+    for name in (
+        "rollout_idle",
+        "learner_idle",
+        "staleness_mean",
+        "wasted_tokens",
+        "in_flight_tokens",
+    ):
         if f"async/{name}" in lines[0]:
             found[name] = float(np.mean([line[f"async/{name}"] for line in lines]))
     found = {name: round(value, 4) for name, value in found.items()}

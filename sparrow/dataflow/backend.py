@@ -43,10 +43,11 @@ class Sampler(Protocol):
 
     async def update(
         self, items: Mapping[str, torch.Tensor], *, version: int, in_flight: InFlight
-    ) -> None:
+    ) -> int:
         """Load weights by Hugging Face names while prompts are answered.
 
-        in_flight: what becomes of the keys and values of samples under way.
+        in_flight: what becomes of the keys and values of samples under way. Returns the tokens that
+        these had.
         """
 
 

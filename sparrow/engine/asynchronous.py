@@ -152,9 +152,9 @@ class AsyncEngine:
         self._require_own_loop()
         return await asyncio.shield(asyncio.wrap_future(self._submit(lambda: work(self._engine))))
 
-    async def update(self, items: Items, **settings: Any) -> None:
+    async def update(self, items: Items, **settings: Any) -> int:
         """Load new weights between steps; `settings` are those of `Engine.update`."""
-        await self.run(lambda engine: engine.update(items, **settings))
+        return await self.run(lambda engine: engine.update(items, **settings))
 
     def _require_own_loop(self) -> None:
         if self._thread is not None and asyncio.get_running_loop() is not self._loop:

@@ -409,7 +409,7 @@ class Engine:
         version: int,
         base_version: int | None = None,
         in_flight: InFlight = "recompute",
-    ) -> None:
+    ) -> int:
         """Load new weights by their Hugging Face names into the model itself, between steps.
 
         Without a base version the items must be the whole model; with one they are a part of it,
@@ -423,7 +423,8 @@ class Engine:
                        new weights; a flow's state starts afresh
             restart    they begin again, without tokens
         Prompts with samples yet to begin are computed anew in any case, and nothing that older
-        weights computed is shared with later requests.
+        weights computed is shared with later requests. Returns the tokens that samples in flight
+        had.
         """
         if not isinstance(version, int) or not 0 <= version < 2**31:
             raise ValueError(f"version must be a whole number below 2**31, got {version!r}")
@@ -433,8 +434,11 @@ class Engine:
         self._weights.write(items, have=self.version, base=base_version)
         self.version = version
         self.pool.forget()
-        for request in self.loop.requests.values():
+        requests = self.loop.requests.values()
+        tokens = sum(len(s.tokens) for request in requests for s in request.samples if s.live)
+        for request in requests:
             self.scheduler.renew(request, in_flight)
+        return tokens
 
     def _pause(self, in_flight: InFlight) -> None:
         """Read everything that was launched, before weights or adapters change."""

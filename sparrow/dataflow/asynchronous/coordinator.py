@@ -55,7 +55,8 @@ class SinceLastBatch:
     overlong: list[str] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)  # prompts by reason
     again: int = 0
-    wasted_tokens: int = 0
+    wasted_tokens: int = 0  # that no batch will have
+    in_flight_tokens: int = 0  # that samples under way had when weights changed
     rollout_idle: float = 0.0  # seconds without a prompt under way
     learner_idle: float = 0.0  # seconds of waiting for a batch
     loading: float = 0.0  # seconds of loading weights
@@ -251,7 +252,7 @@ class Coordinator:
             case GroupFailed():
                 self._fail(message)
             case WeightsLoaded():
-                self._loaded(message.version, message.seconds)
+                self._loaded(message)
             case Opened():
                 self._opened(role, message)
             case EvaluationEnded():
@@ -279,10 +280,13 @@ class Coordinator:
         load = LoadWeights(version=file.version, file=file.path, in_flight=self.in_flight)
         self._send("rollout", load)
 
-    def _loaded(self, version: int, seconds: float) -> None:
-        self._version = version
-        self.interval.loading += seconds
-        while self.dispatcher.version < version:
+    def _loaded(self, message: WeightsLoaded) -> None:
+        self._version = message.version
+        self.interval.loading += message.seconds
+        self.interval.in_flight_tokens += message.tokens
+        if self.in_flight == "restart":
+            self.interval.wasted_tokens += message.tokens
+        while self.dispatcher.version < message.version:
             self.dispatcher.advance()
         self._close_files()
 

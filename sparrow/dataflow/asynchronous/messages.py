@@ -94,10 +94,11 @@ class GroupFailed(Record):
 
 
 class WeightsLoaded(Record):
-    """Tokens sampled from now on have this version."""
+    """Tokens sampled from now on have this version; tokens: of samples under way."""
 
     version: int
     seconds: float
+    tokens: int
 
 
 class EvaluationEnded(Record):

@@ -276,6 +276,7 @@ def _metrics(
         "under_way": float(len(dispatcher.under_way)),
         "again": float(interval.again),
         "wasted_tokens": float(interval.wasted_tokens),
+        "in_flight_tokens": float(interval.in_flight_tokens),
         "replayed_groups": float(len(batch.replayed)),
     }
     dropped = {reason.replace(" ", "_"): count for reason, count in interval.dropped.items()}

@@ -136,9 +136,10 @@ class RolloutWorker:
         async with self._loading:
             begun = time.monotonic()
             weights = await asyncio.to_thread(lambda: dict(read_weights(Path(message.file))))
-            await sampler.update(weights, version=message.version, in_flight=message.in_flight)
+            version, in_flight = message.version, message.in_flight
+            tokens = await sampler.update(weights, version=version, in_flight=in_flight)
             seconds = time.monotonic() - begun
-            await self._send(WeightsLoaded(version=message.version, seconds=seconds))
+            await self._send(WeightsLoaded(version=version, seconds=seconds, tokens=tokens))
 
 
 def evaluate_steps(side: RolloutSide, connection: socket.socket) -> None:
