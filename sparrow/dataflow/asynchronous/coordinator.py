@@ -32,6 +32,7 @@ from sparrow.dataflow.asynchronous.messages import (
 from sparrow.dataflow.asynchronous.prompt_ledger import FAILED, LATE, Lease, LeaseCount
 from sparrow.dataflow.asynchronous.workers import WeightsFile, WorkerLost, WorkerProcess, ready
 from sparrow.dataflow.local.messages import EpisodeFailed
+from sparrow.schema.asynchronous import Phase
 from sparrow.schema.base import Record
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation
@@ -86,7 +87,7 @@ class Coordinator:
     header: str = "the worker is being opened"
     restarts: int = 0
     again: int = 0  # prompts dispatched again, so far
-    waiting: bool = False  # the learner, for a batch
+    phase: Phase = "learning"  # of the learner
     interval: SinceLastBatch = field(default_factory=SinceLastBatch)
 
     def __post_init__(self) -> None:
@@ -135,7 +136,7 @@ class Coordinator:
         """Wait for the groups of the next step, and what happened since; None if `stop` says so."""
         begun = time.monotonic()
         with self._changed:
-            self.waiting = True
+            self.phase = "waiting for groups"
             while True:
                 self._raise_failure()
                 batch = self.dispatcher.take()
@@ -149,7 +150,7 @@ class Coordinator:
             self._pass_time()
             interval, self.interval = self.interval, SinceLastBatch()
             interval.learner_idle = time.monotonic() - begun
-            self.waiting = False
+            self.phase = "learning"
             return batch, interval
 
     def evaluate(self, step: int, schedule: Schedule | None) -> None:
@@ -165,6 +166,7 @@ class Coordinator:
         """Evaluations that have ended. stop: wait for the others until it says so."""
         with self._changed:
             while stop is not None and self._evaluations and not stop():
+                self.phase = "evaluating"
                 self._raise_failure()
                 self._changed.wait(POLL_SECONDS)
             self._raise_failure()

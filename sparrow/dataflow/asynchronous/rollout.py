@@ -171,10 +171,7 @@ class AsyncRolloutSide(RolloutProtocol):
         if time.monotonic() - self._written < STATUS_SECONDS:
             return
         self._written = time.monotonic()
-        coordinator = self.coordinator
-        evaluates = coordinator.waiting and coordinator.evaluations_waiting
-        waits: Phase = "evaluating" if evaluates else "waiting for groups"
-        self.write_status(waits if coordinator.waiting else "learning")
+        self.write_status(self.coordinator.phase)
 
     def write_status(self, phase: Phase) -> None:
         coordinator, config = self.coordinator, self.config

@@ -323,7 +323,7 @@ def _advise(config: SimulateConfig, rows: tuple[SimulatedRun, ...]) -> list[str]
     pace = f"{chosen.seconds_per_step:.0f} s a step, within {1 - ENOUGH:.0%} of the fastest"
     advice = [f"staleness {chosen.staleness}: {pace}; tokens are {age}"]
     busy = 1 - chosen.rollout_idle
-    needed = config.workers * busy * chosen.seconds_per_step / config.learn_seconds
+    needed = max(1.0, config.workers * busy * chosen.seconds_per_step / config.learn_seconds)
     if min(chosen.learner_idle, chosen.rollout_idle) > IDLE:
         waits = f"{chosen.learner_idle:.0%} and {chosen.rollout_idle:.0%} of the time"
         advice.append(
