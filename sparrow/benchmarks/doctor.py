@@ -216,6 +216,7 @@ CORE = (
     Package("jinja2", "3.1", "pages of sparrow report"),
     Package("tensorboard", "2.16", "curves of training"),
     Package("tqdm", "4.66", "progress in notebooks"),
+    Package("zstandard", "0.23", "weight deltas"),
 )
 OPTIONAL = (
     Package("triton", "3.6", "kernels for a GPU; comes with torch for CUDA", "kernels"),
