@@ -127,7 +127,7 @@ def config(args: argparse.Namespace) -> Path:
         "gate": {"mode": "off"},
         "batch": {"tokens": 1024},
         "validation": {"every": 10, "prompts": 4, "rows": str(held)},
-        "dispatch": {"staleness": args.staleness, "deadline": 10.0},
+        "dispatch": {"staleness": args.staleness, "deadline": 5.0},
         "run": {
             "loop": "async",
             "out": str(args.out / "run"),

@@ -48,6 +48,10 @@ class DispatchConfig(Record):
         "keep", "Keys and values under new weights: keep, recompute, or restart the sample."
     )
 
+    def _check(self) -> None:
+        fits = self.oversample == 1 or self.late == "abort"
+        self.require(fits, "oversample", "1 with late = wait, where nothing is aborted")
+
 
 def fresh_groups(batch: int, replay: float) -> int:
     """Groups of a batch that are not replayed."""
@@ -93,6 +97,7 @@ class SimulateConfig(DispatchConfig):
     seed: Seed = option(0, "Of the random draws.")
 
     def _check(self) -> None:
+        super()._check()
         self.require(bool(self.staleness), "staleness", "one at least")
         self.require(self.tokens <= self.max_tokens, "tokens", "at most max_tokens")
         self.require(self.lose < 1, "lose", "below 1: some workers must stay")

@@ -348,6 +348,9 @@ class TrainConfig(Record):
         self.require(not self.rollout.distill.on, "run.loop", "sync with rollout.distill", "async")
         dense = self.batch.attention == "dense"
         self.require(dense, "run.loop", "sync with batch.attention = sparse", "async")
+        allowed = "0 with dispatch.staleness 0, where nothing can be replayed"
+        fits = not self.dispatch.replay or self.dispatch.staleness > 0
+        self.require(fits, "dispatch.replay", allowed, self.dispatch.replay)
         stale = self.dispatch.staleness > 0 and self.gate.mode != "off"
         heads = self.run.learner == "sparrow" or not stale
         allowed = "sparrow with an async loop and a gate: others keep no older LM heads"

@@ -11,8 +11,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 
 from sparrow.dataflow.asynchronous.dispatch import DispatchedBatch, Dispatcher
@@ -32,6 +35,7 @@ from sparrow.dataflow.asynchronous.messages import (
 from sparrow.dataflow.asynchronous.prompt_ledger import FAILED, LATE, Lease, LeaseCount
 from sparrow.dataflow.asynchronous.workers import WeightsFile, WorkerLost, WorkerProcess, ready
 from sparrow.dataflow.local.messages import EpisodeFailed
+from sparrow.dataflow.local.rollout import MOST_OVERLONG
 from sparrow.schema.asynchronous import Phase
 from sparrow.schema.base import Record
 from sparrow.schema.episode import Group, Trajectory
@@ -40,6 +44,7 @@ from sparrow.schema.schedule import Schedule
 from sparrow.schema.types import InFlight
 
 POLL_SECONDS = 0.1  # between looks at deadlines
+MOST_EVALUATIONS = 4  # that wait
 MOST_CRASHES = 5  # of a worker in a row, without a group or an evaluation in between
 FAILED_TOO_OFTEN = "failed too often"
 OVERLONG = "overlong prompt"
@@ -95,9 +100,12 @@ class Coordinator:
         self._workers: dict[Role, WorkerProcess] = {}
         self._begun: dict[int, tuple[Lease, float]] = {}  # groups that the worker answers
         self._started = 0  # groups
-        self._version: int | None = None  # of the rollout worker's weights; None: not known yet
+        self._open = False  # the rollout worker can load weights
+        self._version: int | None = None  # of its weights; None: not known yet
+        self._heard = time.monotonic()  # from it, or it was started
         self._files: dict[int, WeightsFile] = {}  # by version
-        self._evaluations: dict[int, EvaluateStep] = {}  # that have not ended
+        self._evaluations: dict[int, EvaluateStep] = {}  # that have not ended, by step
+        self._evaluates = False  # the evaluation worker is open
         self._ended: list[tuple[int, Evaluation]] = []
         self._crashes: Counter[Role] = Counter()
         self._failures = 0  # prompts in a row that failed too often
@@ -126,7 +134,7 @@ class Coordinator:
         file = WeightsFile(weights, version)
         with self._changed:
             self._files[version] = file
-            if self._version is not None:
+            if self._open:
                 self._send_weights(file)
             self._close_files()
 
@@ -139,7 +147,7 @@ class Coordinator:
             self.phase = "waiting for groups"
             while True:
                 self._raise_failure()
-                batch = self.dispatcher.take()
+                batch = self._take()
                 if batch is not None:
                     break
                 if stop():
@@ -153,25 +161,47 @@ class Coordinator:
             self.phase = "learning"
             return batch, interval
 
-    def evaluate(self, step: int, schedule: Schedule | None) -> None:
-        """Have the held-out rows answered with the weights after a step, beside everything else."""
+    def _take(self) -> DispatchedBatch[Group] | None:
+        before = Counter(self.dispatcher.dropped)
+        batch = self.dispatcher.take()
+        self.interval.dropped.update(self.dispatcher.dropped - before)
+        self.interval.wasted_tokens += sum(sampled_tokens(s.group) for s in self.dispatcher.stale)
+        return batch
+
+    def evaluate(self, step: int, schedule: Schedule | None, stop: Callable[[], bool]) -> None:
+        """Have the held-out rows answered with the weights after a step, beside everything else.
+
+        Each one that waits holds weights of its own: with MOST_EVALUATIONS of them the learner
+        waits too.
+        """
         with self._changed:
+            self._wait_for_evaluations(MOST_EVALUATIONS - 1, stop)
             known = self._files.get(step)
             file = "" if known is None else known.path
             self._evaluations[step] = EvaluateStep(step=step, file=file, schedule=schedule)
-            if "evaluation" in self._workers:
-                self._send("evaluation", self._evaluations[step])
+            if len(self._evaluations) == 1:
+                self._send_evaluation()
 
     def evaluations(self, stop: Callable[[], bool] | None = None) -> list[tuple[int, Evaluation]]:
         """Evaluations that have ended. stop: wait for the others until it says so."""
         with self._changed:
-            while stop is not None and self._evaluations and not stop():
-                self.phase = "evaluating"
-                self._raise_failure()
-                self._changed.wait(POLL_SECONDS)
+            if stop is not None:
+                self._wait_for_evaluations(0, stop)
             self._raise_failure()
             ended, self._ended = self._ended, []
             return ended
+
+    def _wait_for_evaluations(self, most: int, stop: Callable[[], bool]) -> None:
+        while len(self._evaluations) > most and not stop():
+            self.phase = "evaluating"
+            self._raise_failure()
+            self._changed.wait(POLL_SECONDS)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        dispatcher = self.dispatcher
+        with self._changed:
+            return {"prompts": dispatcher.prompts.state(), "kept_share": dispatcher.kept_share}
 
     @property
     def evaluations_waiting(self) -> int:
@@ -194,6 +224,8 @@ class Coordinator:
         self._files.clear()
 
     def _raise_failure(self) -> None:
+        if isinstance(self._failure, ValueError | RuntimeError):  # the loop saves a checkpoint
+            raise EpisodeFailed(str(self._failure)) from self._failure
         if self._failure is not None:
             raise self._failure
 
@@ -222,6 +254,8 @@ class Coordinator:
                     self._restart(worker.role, str(error))
                 continue
             with self._changed:
+                if worker.role == "rollout":
+                    self._heard = time.monotonic()
                 self._handle(worker.role, message)
         with self._changed:
             self._pass_time()
@@ -230,7 +264,8 @@ class Coordinator:
                 self._workers["evaluation"] = self.start_worker("evaluation")
             self._fill()
             self._changed.notify_all()
-        self.on_poll()
+        with suppress(OSError):  # a status that cannot be written is no reason to stop
+            self.on_poll()
 
     def _pass_time(self) -> None:
         now = time.monotonic()
@@ -261,6 +296,7 @@ class Coordinator:
                 self._crashes[role] = 0
                 if self._evaluations.pop(message.step, None) is not None:
                     self._ended.append((message.step, message.evaluation))
+                self._send_evaluation()
                 self._close_files()
             case WorkerFailed(fatal=True):
                 raise ValueError(f"the {role} worker: {message.reason}")
@@ -269,14 +305,19 @@ class Coordinator:
 
     def _opened(self, role: Role, message: Opened) -> None:
         if role == "evaluation":
-            for waiting in list(self._evaluations.values()):
-                self._send(role, waiting)
+            self._evaluates = True
+            self._send_evaluation()
             return
-        self.header = message.header
+        self.header, self._open = message.header, True
         if self._files:
             self._send_weights(self._files[max(self._files)])
         else:
             self._version = self.dispatcher.version
+
+    def _send_evaluation(self) -> None:
+        """Have the first that waits answered; one at a time, in the order of their steps."""
+        if self._evaluations and self._evaluates:
+            self._send("evaluation", next(iter(self._evaluations.values())))
 
     def _send_weights(self, file: WeightsFile) -> None:
         load = LoadWeights(version=file.version, file=file.path, in_flight=self.in_flight)
@@ -311,11 +352,21 @@ class Coordinator:
         lease, group = begun[0], message.group
         self.interval.ended.append(group)
         before = Counter(self.dispatcher.dropped)
-        self.dispatcher.finish(lease, accuracies(group), oldest_version(group), group)
+        oldest = oldest_version(group, lease.version)
+        self.dispatcher.finish(lease, accuracies(group), oldest, group)
         if dropped := self.dispatcher.dropped - before:
             self.interval.dropped.update(dropped)
             self.interval.dropped_groups.append(group)
             self.interval.wasted_tokens += sampled_tokens(group)
+            self._report_filtered()
+
+    def _report_filtered(self) -> None:
+        """Say so where a batch waits for groups that the filter keeps."""
+        count, most = len(self.interval.dropped_groups), self.dispatcher.refills
+        if count % (most * self.dispatcher.batch) == 0:
+            self.report(
+                f"{count} groups were left out by dispatch.group_filter since the last step"
+            )
 
     def _fail(self, message: GroupFailed) -> None:
         begun = self._begun.pop(message.lease, None)
@@ -348,8 +399,17 @@ class Coordinator:
                 self.dispatcher.abort(lease, OVERLONG)
                 self.interval.dropped[OVERLONG] += 1
                 self.interval.overlong.append(problem)
+                self._refuse_overlong()
                 continue
             self._start(lease)
+
+    def _refuse_overlong(self) -> None:
+        count = len(self.interval.overlong)
+        if count > MOST_OVERLONG:
+            raise ValueError(
+                f"{count} prompts of a step are too long, the last {self.interval.overlong[-1]}; "
+                "raise rollout.max_prompt, or lower rollout.max_tokens"
+            )
 
     def _count_failures(self, dropped: int) -> None:
         """Stop a run whose episodes always fail."""
@@ -379,7 +439,6 @@ class Coordinator:
         """Stop answering what the dispatcher has dropped as late."""
         for number in self._begun.keys() - self.dispatcher.under_way.keys():
             del self._begun[number]
-            self.interval.dropped["straggler"] += 1
             self._send("rollout", AbortGroup(lease=number))
 
     def _give_back_late(self) -> None:
@@ -392,6 +451,9 @@ class Coordinator:
                 self._send("rollout", AbortGroup(lease=lease.number))
                 self._last_failure = f"no group after {self.deadline:g} s"
                 self._give_back(lease, LATE)
+                if now - self._heard > 2 * self.deadline:
+                    self._restart("rollout", f"no message for {now - self._heard:.0f} s")
+                    return
 
     def _restart(self, role: Role, reason: str) -> None:
         """Start a worker again; prompts that it had are dispatched again."""
@@ -400,11 +462,13 @@ class Coordinator:
         self.report(f"the {role} worker was lost and is started again: {reason}")
         self._workers[role].close()
         if role == "rollout":
-            self._version = None
+            self._open, self._version, self._heard = False, None, time.monotonic()
             self._begun.clear()
             self._count_again(len(self.dispatcher.lose(role)))
+        else:
+            self._evaluates = False
         if self._crashes[role] > MOST_CRASHES:
-            raise RuntimeError(f"the {role} worker ended {MOST_CRASHES} times in a row: {reason}")
+            raise EpisodeFailed(f"the {role} worker ended {MOST_CRASHES} times in a row: {reason}")
         self._workers[role] = self.start_worker(role)
 
 
@@ -413,10 +477,10 @@ def accuracies(group: Group) -> list[float]:
     return [t.acc or 0.0 for t in group.trajectories]
 
 
-def oldest_version(group: Group) -> int:
-    """The version of the oldest sampled token."""
-    versions = [t.weight_version[t.weight_version >= 0].min() for t in group.trajectories]
-    return int(min(versions))
+def oldest_version(group: Group, default: int) -> int:
+    """The version of the oldest sampled token; the default where there is none."""
+    versions = np.concatenate([t.weight_version for t in group.trajectories])
+    return int(min(versions[versions >= 0], default=default))
 
 
 def sampled_tokens(group: Group) -> int:

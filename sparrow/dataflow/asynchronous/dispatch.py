@@ -27,7 +27,7 @@ from sparrow.schema.simulation import LateChoice, fresh_groups
 
 G = TypeVar("G")
 MEMORY = 0.95  # of the moving share of groups that are kept
-MOST_SKIPPED = 10_000  # prompts in a row that the filter leaves out
+MOST_SKIPPED = 2000  # prompts in a row that the filter leaves out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +64,11 @@ class Dispatcher(Generic[G]):
     oversample  so many times the prompts that are needed; what is left over is aborted
     replay      share of a batch that earlier batches have used, while within the staleness
     attempts    to answer a prompt that fails, before it is dropped
+    refills     times the prompts of a batch that may start where groups are filtered out
     """
 
-    ledger: PromptLedger
     batch: int
+    ledger: PromptLedger = field(default_factory=PromptLedger)  # in memory, unless it has a file
     staleness: int = 0
     row: Callable[[int], str] = str
     prompts: PromptFilter = field(default_factory=AllPrompts)
@@ -77,6 +78,7 @@ class Dispatcher(Generic[G]):
     oversample: float = 1.0
     replay: float = 0.0
     attempts: int = 3
+    refills: int = 4
     seed: int = 0
     step: int = 0  # of the next batch
     version: int = 0  # of the workers' weights: updates that reached them
@@ -85,6 +87,7 @@ class Dispatcher(Generic[G]):
     under_way: dict[int, tuple[Lease, str]] = field(default_factory=dict)  # by number of the lease
     buffer: list[FinishedGroup[G]] = field(default_factory=list)
     used: list[FinishedGroup[G]] = field(default_factory=list)  # that may be replayed
+    stale: list[FinishedGroup[G]] = field(default_factory=list)  # that the last `take` dropped
     arrivals: int = 0
 
     def __post_init__(self) -> None:
@@ -114,7 +117,10 @@ class Dispatcher(Generic[G]):
             else:
                 self.under_way[lease.number] = (lease, worker)
                 return lease
-        raise ValueError(f"{MOST_SKIPPED} prompts in a row were left out by the prompt filter")
+        raise ValueError(
+            f"{MOST_SKIPPED} prompts in a row were left out by the prompt filter: nothing is left "
+            "to learn by its rule"
+        )
 
     def _admits(self) -> bool:
         """Whether a prompt that starts now is expected to be used within the staleness.
@@ -122,7 +128,7 @@ class Dispatcher(Generic[G]):
         Those ahead of it fill the next batches first. Groups that will be filtered out fill none:
         their share is estimated, but for staleness 0, which starts what it needs.
         """
-        share = self.kept_share if self.staleness else 1.0
+        share = max(self.kept_share, 1 / self.refills) if self.staleness else 1.0
         ahead = (len(self.buffer) + len(self.under_way) * share) / self.oversample
         return self.step + ahead // self.fresh - self.version <= self.staleness
 
@@ -205,10 +211,10 @@ class Dispatcher(Generic[G]):
         return self.step - oldest >= self.staleness
 
     def _drop_stale(self) -> None:
-        stale = [finished for finished in self.buffer if self._is_stale(finished)]
-        for finished in stale:
+        self.stale = [finished for finished in self.buffer if self._is_stale(finished)]
+        for finished in self.stale:
             self._drop(finished.lease, "stale")
-        if stale:
+        if self.stale:
             self.buffer = [finished for finished in self.buffer if not self._is_stale(finished)]
 
     def _is_stale(self, finished: FinishedGroup[G]) -> bool:

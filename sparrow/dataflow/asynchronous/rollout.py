@@ -24,7 +24,7 @@ from sparrow.dataflow.asynchronous.selection import make_selection
 from sparrow.dataflow.asynchronous.workers import WorkerProcess
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.local.messages import Callbacks, NoCallbacks, RolloutBatch, RolloutRequest
-from sparrow.dataflow.local.rollout import MOST_OVERLONG, without_states
+from sparrow.dataflow.local.rollout import without_states
 from sparrow.dataflow.local.sides import RolloutHeader, RolloutProtocol
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.engine.answer import ResolvedDecoding
@@ -86,11 +86,6 @@ class AsyncRolloutSide(RolloutProtocol):
         batch, interval = found
         if batch.step != request.step:
             raise ValueError(f"a batch of step {batch.step} for step {request.step}")
-        if len(interval.overlong) > MOST_OVERLONG:
-            raise ValueError(
-                f"{len(interval.overlong)} prompts of a step have more than {self.max_prompt} "
-                f"tokens ({interval.overlong[-1]}); raise rollout.max_prompt"
-            )
         rollouts = self._batch(batch, interval)
         self._idle = rollouts.metrics["async/rollout_idle"], rollouts.metrics["async/learner_idle"]
         return rollouts
@@ -99,6 +94,14 @@ class AsyncRolloutSide(RolloutProtocol):
         if self.coordinator.started:
             return
         self.callbacks.phase("opening the rollout worker")
+        make_folder(self.folder / LOGS)
+        file = self.folder / PROMPTS_FILE
+        ledger = self.coordinator.dispatcher.ledger = PromptLedger(file)
+        if step and not ledger.batch(step - 1):
+            raise ValueError(
+                f"{file} has no batch of step {step - 1}: it is not the ledger of the checkpoint "
+                f"after {step} steps; was the folder copied without it, or without {file.name}-wal?"
+            )
         for count in self.coordinator.start(step):
             text = f"{count.leases} prompts are dispatched again: {count.end}, {count.reason}"
             self.callbacks.event(text, "yellow")
@@ -142,14 +145,17 @@ class AsyncRolloutSide(RolloutProtocol):
 
     def validate(self, step: int, schedule: Schedule | None) -> list[tuple[int, Evaluation]]:
         self._start(step)
-        self.coordinator.evaluate(step, schedule)
+        self.coordinator.evaluate(step, schedule, lambda: self.stopping.requested)
         return self.evaluations()
 
     def evaluations(self, *, wait: bool = False) -> list[tuple[int, Evaluation]]:
         if wait and self.coordinator.evaluations_waiting:
             self.callbacks.phase("validation")
         stop = (lambda: self.stopping.requested) if wait else None
-        return self.coordinator.evaluations(stop)
+        ended = self.coordinator.evaluations(stop)
+        if wait and not ended and self.coordinator.evaluations_waiting:
+            raise Stopped
+        return ended
 
     def close(self) -> None:
         if self.coordinator.started:
@@ -158,8 +164,7 @@ class AsyncRolloutSide(RolloutProtocol):
         self.coordinator.dispatcher.ledger.close()
 
     def state(self) -> dict[str, Any]:
-        dispatcher = self.coordinator.dispatcher
-        return {"prompts": dispatcher.prompts.state(), "kept_share": dispatcher.kept_share}
+        return self.coordinator.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         dispatcher = self.coordinator.dispatcher
@@ -207,11 +212,9 @@ class AsyncRolloutSide(RolloutProtocol):
 
 def _coordinator(side: AsyncRolloutSide) -> Coordinator:
     config, settings = side.config, side.config.dispatch
-    make_folder(side.folder / LOGS)
     if side.algorithm.dynamic and settings.group_filter == "all":
         settings = settings.replace(group_filter="informative")
     dispatcher = Dispatcher[Group](
-        ledger=PromptLedger(side.folder / PROMPTS_FILE),
         batch=config.rollout.prompts,
         staleness=settings.staleness,
         row=lambda position: side.rows.at(position).id,
@@ -220,6 +223,7 @@ def _coordinator(side: AsyncRolloutSide) -> Coordinator:
         oversample=settings.oversample,
         replay=settings.replay,
         attempts=settings.attempts,
+        refills=config.algorithm.refills,
         seed=config.run.seed,
     )
     return Coordinator(

@@ -5,13 +5,14 @@ settings; one of your own can be passed instead, or named as module:function. Ro
 rewards of a group are the accuracies of its samples.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from sparrow.schema.simulation import DispatchConfig
-from sparrow.schema.types import Setting, Share
+from sparrow.schema.types import Count, Setting, Share
 from sparrow.training.objectives.advantages import informative
 from sparrow.training.objectives.algorithms import bind, find_function, try_function
 
@@ -79,9 +80,9 @@ class DropSolved:
 class Greso:
     """Skip a row with probability 1 - p^z after z visits in a row whose rewards were all equal.
 
-    p differs between easy rows (all right) and hard ones, and moves by `step` after every visit:
-    down while a larger share of visits than its target comes out equal, up otherwise. After GRESO
-    (arXiv 2506.02177), with its targets.
+    p differs between easy rows (all right) and hard ones, and moves by `step` after every `window`
+    visits: down if a larger share of them than its target came out equal, up otherwise. After GRESO
+    (arXiv 2506.02177), with its targets. A row is never skipped with more than 1 - `least`.
     """
 
     easy_target: Share = 0.083
@@ -89,38 +90,43 @@ class Greso:
     step: Share = 0.01
     least: Share = 0.05
     most: Share = 0.95
-    memory: Share = 0.99  # of the moving shares of equal visits
+    window: Count = 64
     keep: dict[str, float] = field(init=False)
-    shares: dict[str, float] = field(init=False)
+    seen: dict[str, int] = field(init=False)  # visits of this window, and equal ones by kind
     streaks: dict[str, tuple[str, int]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.keep, self.shares = {"easy": 0.5, "hard": 0.5}, {"easy": 0.0, "hard": 0.0}
+        if self.least > self.most:
+            raise ValueError(f"least must be at most {self.most}, got {self.least}")
+        self.keep = {"easy": 0.5, "hard": 0.5}
+        self.seen = {"visits": 0, "easy": 0, "hard": 0}
 
     def admits(self, row: str, draw: float) -> bool:
         kind, equal = self.streaks.get(row, ("easy", 0))
-        return draw < self.keep[kind] ** equal
+        return draw < max(self.least, self.keep[kind] ** equal)
 
     def observe(self, row: str, rewards: Sequence[float]) -> None:
-        kind = None
+        self.seen["visits"] += 1
         if not informative(rewards):
             kind = "easy" if rewards[0] >= 1 else "hard"
             before, equal = self.streaks.get(row, (kind, 0))
             self.streaks[row] = (kind, equal + 1 if before == kind else 1)
+            self.seen[kind] += 1
         else:
             self.streaks.pop(row, None)
-        targets = {"easy": self.easy_target, "hard": self.hard_target}
-        for name, target in targets.items():
-            self.shares[name] = self.memory * self.shares[name] + (1 - self.memory) * (kind == name)
-            change = -self.step if self.shares[name] > target else self.step
+        if self.seen["visits"] < self.window:
+            return
+        for name, target in (("easy", self.easy_target), ("hard", self.hard_target)):
+            change = -self.step if self.seen[name] > target * self.window else self.step
             self.keep[name] = min(self.most, max(self.least, self.keep[name] + change))
+        self.seen = dict.fromkeys(self.seen, 0)
 
     def state(self) -> dict[str, Any]:
         streaks = {row: list(streak) for row, streak in self.streaks.items()}
-        return {"keep": dict(self.keep), "shares": dict(self.shares), "streaks": streaks}
+        return {"keep": dict(self.keep), "seen": dict(self.seen), "streaks": streaks}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.keep, self.shares = dict(state["keep"]), dict(state["shares"])
+        self.keep, self.seen = dict(state["keep"]), dict(state["seen"])
         self.streaks = {row: (kind, n) for row, (kind, n) in state["streaks"].items()}
 
 
@@ -198,8 +204,16 @@ def make_selection(config: DispatchConfig) -> Selection:
     prompts = try_function(make, what)
     if not isinstance(prompts, PromptFilter):
         raise ValueError(f"{what}: expected admits, observe, state and restore, got {prompts!r}")
-    try_function(partial(prompts.admits, "row", 0.5), what)
+    try_function(partial(_try_filter, prompts), what)
     for rewards in ([0.0, 1.0], [1.0, 1.0]):
         try_function(*keeps, rewards)
-    try_function(*order, Waiting(0, 0, 0))
-    return Selection(prompts, keeps[0], order[0])
+    key, what = order
+    try_function(lambda: sorted([Waiting(0, 1, 0), Waiting(1, 0, 1)], key=key), what)
+    return Selection(make(), keeps[0], key)
+
+
+def _try_filter(prompts: PromptFilter) -> None:
+    prompts.admits("row", 0.5)
+    for rewards in ([0.0, 1.0], [1.0, 1.0]):
+        prompts.observe("row", rewards)
+    prompts.restore(json.loads(json.dumps(prompts.state())))

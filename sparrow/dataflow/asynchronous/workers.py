@@ -53,6 +53,8 @@ class WorkerProcess:
         try:
             send(self.connection, message)
         except OSError as error:
+            with suppress(OSError):  # part of a message may be sent: nothing may follow it
+                self.connection.shutdown(socket.SHUT_RDWR)
             raise WorkerLost(self._ending(error)) from error
 
     def receive(self) -> Record:

@@ -124,6 +124,11 @@ def replay(
             f"{folder / RESOLVED}: no such file; is {folder} a run directory of sparrow train?"
         )
     config = read_resolved(TrainConfig, folder)
+    if part == "rollout" and config.run.loop == "async":
+        raise ValueError(
+            f"{folder}: rollouts of an asynchronous run depend on time and cannot be repeated; "
+            "--part train repeats an update"
+        )
     if (code := code_settings(config)) and not allow_code:
         named = ", ".join(f"{key} = {text!r}" for key, text in code.items())
         raise ValueError(

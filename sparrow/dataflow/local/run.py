@@ -34,6 +34,7 @@ from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, LEFT_OUT, RunFiles,
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
 from sparrow.files import has_sums, remove_unfinished, unfinished_path, write_whole
+from sparrow.functions import HERE
 from sparrow.gate import Gate
 from sparrow.models import Decoder, fingerprint, load, save, tokenizer_digest
 from sparrow.models.actor import load_actor, save_actor
@@ -46,7 +47,7 @@ from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.loading import read_resolved
 from sparrow.schema.run_folder import ACTOR, MODEL, SCHEDULE, flat_settings
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.train import GateConfig, RolloutConfig, TrainConfig
+from sparrow.schema.train import GateConfig, RolloutConfig, TrainConfig, code_settings
 from sparrow.schema.types import Report
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example, Examples, Judge
@@ -161,7 +162,8 @@ class Run:
 
     def finish_validations(self) -> None:
         """Wait for validations that run beside the steps."""
-        self._record_validations(self.rollout.evaluations(wait=True))
+        while ended := self.rollout.evaluations(wait=True):
+            self._record_validations(ended)
 
     def _record_validations(self, ended: Iterable[tuple[int, Evaluation]]) -> None:
         for step, evaluation in ended:
@@ -170,7 +172,7 @@ class Run:
     def lacks_validation(self) -> bool:
         """Whether the validation before the next step is due and was not recorded."""
         every, files = self.config.validation.every, self.ledger.files
-        if not every or self.step % every:
+        if not every or (self.step % every and self.step != self.config.run.steps):
             return False
         recorded = self.world.on_first_rank(lambda: files is not None and files.validated())
         return not recorded or self.step not in recorded
@@ -359,8 +361,7 @@ def open_parts(
     )
     learner = _learner_side(config, model, reference, dtype, sampling.algorithm, world)
     if config.run.loop == "async":
-        if episode is not None or judge is not None:
-            raise ValueError("run.loop: async needs episodes and rewards by name, as a setting")
+        _refuse_objects(config, episode, judge)
         side: RolloutProtocol = _async_side(sampling, dtype, folder, stopping)
     else:
         backend = _backend(config, sampling, dtype, device)
@@ -382,6 +383,15 @@ def open_parts(
         world=world,
         stopping=stopping,
     )
+
+
+def _refuse_objects(config: TrainConfig, *given: object) -> None:
+    """Refuse functions that a worker process cannot import."""
+    code = code_settings(config).items()
+    local = [key for key, text in code if text.startswith(f"{HERE}:") and "dispatch." not in key]
+    if local or any(part is not None for part in given):
+        named = ", ".join(local) or "episodes and rewards"
+        raise ValueError(f"run.loop: async needs {named} as module:function or file.py:function")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -619,7 +629,7 @@ def _identity(
             | {"attention": {"schedule"}},  # its content counts, not its path
             "batch": {"tokens", "recompute", "compile", "kl_sample"},
             "gate": set(GateConfig.model_fields) - {"bin"},
-            "dispatch": True,
+            "dispatch": {"attempts", "deadline"},
             "optimiser": {"rate"},
         },
     )

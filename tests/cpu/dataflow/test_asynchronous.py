@@ -19,10 +19,11 @@ from support.training import settings as settings_of
 
 from sparrow.dataflow.asynchronous.prompt_ledger import LedgerAudit, PromptLedger
 from sparrow.dataflow.asynchronous.rollout import AsyncRolloutSide
-from sparrow.dataflow.local.loop import train
+from sparrow.dataflow.local.loop import replay, train
 from sparrow.dataflow.local.messages import EpisodeFailed
 from sparrow.dataflow.local.run import Run, open_run
 from sparrow.dataflow.run_files import lines_by_step, read_rollouts
+from sparrow.functions import register
 from sparrow.schema.asynchronous import PROMPTS
 from sparrow.schema.train import TrainConfig
 
@@ -199,7 +200,7 @@ def test_a_group_that_never_ends_and_one_that_fails_are_counted(
 
 PROGRAM = """
 import sys
-from sparrow.dataflow.local.loop import train
+from sparrow.dataflow.local.loop import replay, train
 from sparrow.dataflow.local.run import open_run
 from sparrow.schema.train import TrainConfig
 with open_run(TrainConfig.model_validate_json(open(sys.argv[1]).read())) as run:
@@ -236,3 +237,29 @@ def test_a_killed_run_resumes(chat_model: Path, rows: Path, tmp_path: Path, stal
             here, there = read_rollouts(whole, step), read_rollouts(tmp_path / "killed", step)
             assert all(a == b for a, b in zip(here, there, strict=True))
         assert common(whole) == common(tmp_path / "killed")
+
+
+def test_replay_and_a_ledger_that_is_missing(chat_model: Path, rows: Path, tmp_path: Path) -> None:
+    """Nothing repeats a rollout, and no checkpoint is resumed over another ledger."""
+    folder = tmp_path / "run"
+    settings = chosen(chat_model, folder, rows, "async", run={"steps": 2, "loop": "async"})
+    run_whole(settings)
+    before = (folder / PROMPTS).read_bytes()
+    with pytest.raises(ValueError, match="cannot be repeated"):
+        replay(folder, None, "rollout", allow_code=True)
+    assert replay(folder, 0, "train", allow_code=True)["step"] == 0
+    assert (folder / PROMPTS).read_bytes() == before
+    (folder / PROMPTS).unlink()
+    more = chosen(chat_model, folder, rows, "async", run={"steps": 3, "loop": "async"})
+    with pytest.raises(ValueError, match="not the ledger of the checkpoint"):
+        run_whole(more)
+
+
+def test_objects_of_this_process_are_refused(chat_model: Path, rows: Path, tmp_path: Path) -> None:
+    def own(groups: Any) -> Any:
+        return [group.rewards for group in groups]
+
+    text = register(own, "algorithm.advantage")
+    settings = chosen(chat_model, tmp_path, rows, "async", algorithm={"advantage": text})
+    with pytest.raises(ValueError, match=r"needs algorithm\.advantage as module:function"):
+        run_whole(settings)

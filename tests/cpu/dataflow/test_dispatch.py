@@ -176,11 +176,14 @@ def test_greso_skips_rows_by_their_streak() -> None:
     assert not chosen.admits("1", chosen.keep["hard"] ** 3)
     chosen.observe("1", MIXED)
     assert chosen.admits("1", 0.999)
-    easy = Greso()
+    easy = Greso(window=2)
     for _ in range(200):
         easy.observe("2", (1.0, 1.0))
     assert easy.keep["easy"] == easy.least  # more visits than the target come out equal
     assert easy.keep["hard"] == easy.most
+    assert easy.admits("2", 0.049)  # now and then
+    easy.observe("2", (1.0, 1.0))
+    assert easy.keep["hard"] == easy.most  # in the middle of a window
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -223,6 +226,7 @@ def test_settings_are_checked_and_functions_can_be_passed() -> None:
         ({"prompt_filter": "greso", "prompt_settings": {"step": 2.0}}, "step"),
         ({"prompt_filter": "greso", "prompt_settings": {"streaks": 1}}, "its settings"),
         ({"group_filter": "all", "group_settings": {"reward": 1.0}}, "its settings: none"),
+        ({"prompt_filter": "greso", "prompt_settings": {"least": 0.9, "most": 0.1}}, "at most"),
         ({"order": "os:getcwd"}, "tried on a small example"),
         ({"prompt_filter": "os:getcwd"}, "expected admits, observe, state and restore"),
     ],
@@ -239,6 +243,15 @@ def test_a_filter_that_leaves_out_everything_is_an_error() -> None:
 
     with pytest.raises(ValueError, match="prompt filter"):
         dispatcher(prompts=Nothing()).next("w")
+
+
+def test_filtered_groups_do_not_let_everything_start() -> None:
+    own = dispatcher(staleness=1, keeps=informative)
+    for _ in range(100):
+        lease = own.next("w")
+        assert lease is not None
+        own.finish(lease, (0.0, 0.0), 0, 0)
+    assert len(start_all(own)) == 2 * own.batch * own.refills
 
 
 def test_weights_cannot_be_newer_than_the_batches_that_made_them() -> None:

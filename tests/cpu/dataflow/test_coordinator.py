@@ -1,0 +1,200 @@
+"""The coordinator with workers that a test plays: what is sent to them, and when."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.async_runs import group
+from support.waiting import until
+
+from sparrow.dataflow.asynchronous import coordinator as module
+from sparrow.dataflow.asynchronous.coordinator import Coordinator
+from sparrow.dataflow.asynchronous.dispatch import Dispatcher
+from sparrow.dataflow.asynchronous.messages import (
+    EvaluateStep,
+    EvaluationEnded,
+    GroupEnded,
+    LoadWeights,
+    Opened,
+    Role,
+    StartGroup,
+    WeightsLoaded,
+)
+from sparrow.dataflow.asynchronous.workers import WorkerLost
+from sparrow.dataflow.local.messages import EpisodeFailed
+from sparrow.schema.base import Record
+from sparrow.schema.evaluation import Evaluation
+
+
+class PlayedWorker:
+    """A worker process as the coordinator sees it; a test says what it answers."""
+
+    pid = 0
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self.connection, self._own = socket.socketpair()
+        self.sent: list[Record] = []
+        self._answers: list[Record | None] = []
+
+    def send(self, message: Record) -> None:
+        self.sent.append(message)
+
+    def receive(self) -> Record:
+        self.connection.recv(1)
+        message = self._answers.pop(0)
+        if message is None:
+            raise WorkerLost("killed")
+        return message
+
+    def say(self, message: Record | None) -> None:
+        """None: it is killed."""
+        self._answers.append(message)
+        self._own.send(b"x")
+
+    def close(self) -> None:
+        self.connection.close()
+        self._own.close()
+
+    def messages(self, kind: type[Record]) -> list[Any]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+
+class Play:
+    """A coordinator that runs, and the workers that it has started."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.workers: list[PlayedWorker] = []
+        dispatch = {"batch": 2, **settings.pop("dispatch", {})}
+        self.coordinator = Coordinator(
+            dispatcher=Dispatcher(**dispatch),
+            start_worker=self._start,
+            **{"overlong": lambda position: None, "samples": 1, **settings},
+        )
+
+    def _start(self, role: Role) -> Any:
+        self.workers.append(PlayedWorker(role))
+        return self.workers[-1]
+
+    def worker(self, role: Role, number: int = 0) -> PlayedWorker:
+        def own() -> list[PlayedWorker]:
+            return [worker for worker in self.workers if worker.role == role]
+
+        until(lambda: len(own()) > number)
+        return own()[number]
+
+    def open(self, role: Role = "rollout", number: int = 0) -> PlayedWorker:
+        worker = self.worker(role, number)
+        worker.say(Opened(header="", isolation=None))
+        return worker
+
+    def end(self, worker: PlayedWorker, started: StartGroup) -> None:
+        """Finish a group."""
+        ended = group(f"{started.position}", (started.version,))
+        worker.say(GroupEnded(lease=started.lease, group=ended, verdicts={}, fault=""))
+
+
+@pytest.fixture
+def play() -> Iterator[Callable[..., Play]]:
+    made: list[Play] = []
+
+    def make(**settings: Any) -> Play:
+        made.append(Play(**settings))
+        made[-1].coordinator.start(0)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.coordinator.close()
+
+
+WEIGHTS = {"w": torch.ones(2)}
+
+
+def test_weights_that_come_while_a_worker_loads_older_ones_reach_it(play: Any) -> None:
+    """Otherwise nothing more may start at staleness 0."""
+    own = play()
+    first = own.open()
+    until(lambda: len(first.messages(StartGroup)) == 2)
+    for started in first.messages(StartGroup):
+        own.end(first, started)
+    assert own.coordinator.next_batch(lambda: False) is not None
+    own.coordinator.load_weights(WEIGHTS, 1)
+    until(lambda: first.messages(LoadWeights))
+    first.say(None)
+    second = own.open(number=1)
+    until(lambda: second.messages(LoadWeights))
+    own.coordinator.dispatcher.step = 2  # a step that was learnt meanwhile
+    own.coordinator.load_weights(WEIGHTS, 2)
+    for version in (1, 2):
+        second.say(WeightsLoaded(version=version, seconds=0.0, tokens=0))
+    until(lambda: len(second.messages(StartGroup)) == 2)
+    assert [message.version for message in second.messages(LoadWeights)] == [1, 2]
+
+
+def test_evaluations_are_made_one_at_a_time_in_their_order(play: Any) -> None:
+    own = play()
+    coordinator = own.coordinator
+    for step in range(3):
+        coordinator.evaluate(step, None, lambda: False)
+    worker = own.open("evaluation")
+    until(lambda: worker.sent)
+    coordinator.evaluate(3, None, lambda: False)
+    result = Evaluation.model_construct(cells=())
+    worker.say(EvaluationEnded(step=0, evaluation=result))
+    until(lambda: len(worker.sent) == 2)
+    worker.say(None)
+    second = own.open("evaluation", 1)
+    for step in (1, 2, 3):
+        until(lambda step=step: len(second.sent) == step)
+        second.say(EvaluationEnded(step=step, evaluation=result))
+    ended = coordinator.evaluations(lambda: False)
+    assert [step for step, _ in ended] == [0, 1, 2, 3]
+    assert [message.step for message in second.messages(EvaluateStep)] == [1, 2, 3]
+
+
+def test_the_learner_waits_where_too_many_evaluations_wait(play: Any) -> None:
+    own, asked = play(), []
+
+    def stop() -> bool:
+        asked.append(True)
+        return len(asked) > 2
+
+    for step in range(module.MOST_EVALUATIONS):
+        own.coordinator.evaluate(step, None, stop)
+        assert not asked
+    own.coordinator.evaluate(module.MOST_EVALUATIONS, None, stop)
+    assert asked
+
+
+def test_prompts_that_are_all_too_long_end_the_run(play: Any) -> None:
+    own = play(overlong=lambda position: f"row {position}")
+    own.open()
+    with pytest.raises(EpisodeFailed, match=r"raise rollout\.max_prompt"):
+        own.coordinator.next_batch(lambda: False)
+
+
+def test_a_worker_that_says_nothing_is_started_again(play: Any) -> None:
+    own = play(deadline=0.2)
+    first = own.open()
+    second = own.open(number=1)
+    until(lambda: len(second.messages(StartGroup)) == 2)
+    positions = [message.position for message in first.messages(StartGroup)[:2]]
+    assert [message.position for message in second.messages(StartGroup)] == positions
+
+
+def test_stale_groups_are_counted_with_their_tokens(play: Any) -> None:
+    own = play(dispatch={"batch": 1, "staleness": 1})
+    worker = own.open()
+    until(lambda: len(worker.messages(StartGroup)) == 2)
+    for started in worker.messages(StartGroup):
+        own.end(worker, started)
+    until(lambda: len(own.coordinator.dispatcher.buffer) == 2)
+    own.coordinator.dispatcher.step = 2
+    time.sleep(0.05)
+    assert own.coordinator.next_batch(lambda: True) is None
+    assert own.coordinator.interval.dropped == {"stale": 2}
+    assert own.coordinator.interval.wasted_tokens == 4
