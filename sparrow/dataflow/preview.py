@@ -24,7 +24,7 @@ import torch
 from sparrow import ops
 from sparrow.calibration.planning.cost import ByteModel, IntArray, rollout_seconds, trace
 from sparrow.calibration.planning.hardware import Hardware, StepModel, extrapolation_notes, known
-from sparrow.dataflow.asynchronous.selection import make_selection
+from sparrow.dataflow.asynchronous.selection import make_data_algorithms
 from sparrow.dataflow.episodes import load_episode
 from sparrow.dataflow.local.run import GIB, describe_run, max_prompt_tokens, schedule_notes
 from sparrow.engine.answer import resolve_decoding
@@ -188,7 +188,7 @@ class _Planner:
         elif data.rows is not None and Path(data.rows).is_file():
             open_rows(data, seed=config.run.seed)
         self.algorithm = make_algorithm(config.algorithm, max_tokens=self.rollout.max_tokens)
-        make_selection(config.dispatch)
+        make_data_algorithms(config.dispatch)
         self.spec, self.source = find_spec(config.model.name)
         self.reference = self.spec if config.algorithm.kl else None
         if config.algorithm.reference is not None:

@@ -20,7 +20,7 @@ from sparrow.dataflow.asynchronous.coordinator import Coordinator, SinceLastBatc
 from sparrow.dataflow.asynchronous.dispatch import DispatchedBatch, Dispatcher
 from sparrow.dataflow.asynchronous.messages import Open
 from sparrow.dataflow.asynchronous.prompt_ledger import PromptLedger
-from sparrow.dataflow.asynchronous.selection import make_selection
+from sparrow.dataflow.asynchronous.selection import make_data_algorithms
 from sparrow.dataflow.asynchronous.workers import WorkerProcess
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.local.messages import Callbacks, NoCallbacks, RolloutBatch, RolloutRequest
@@ -218,7 +218,7 @@ def _coordinator(side: AsyncRolloutSide) -> Coordinator:
         batch=config.rollout.prompts,
         staleness=settings.staleness,
         row=lambda position: side.rows.at(position).id,
-        **make_selection(settings)._asdict(),
+        **make_data_algorithms(settings)._asdict(),
         late=settings.late,
         oversample=settings.oversample,
         replay=settings.replay,

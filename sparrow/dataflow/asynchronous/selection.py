@@ -180,7 +180,7 @@ ORDERS: dict[str, Order] = {"fifo": fifo, "earliest_deadline": earliest_deadline
 # By name.
 
 
-class Selection(NamedTuple):
+class DataAlgorithms(NamedTuple):
     """The data algorithms of a configuration."""
 
     prompts: PromptFilter
@@ -188,7 +188,7 @@ class Selection(NamedTuple):
     order: Order
 
 
-def make_selection(config: DispatchConfig) -> Selection:
+def make_data_algorithms(config: DispatchConfig) -> DataAlgorithms:
     """Make what a configuration names; each is tried once, so that faults show at the start."""
     points: list[tuple[str, Mapping[str, Callable[..., Any]], Mapping[str, Setting]]] = [
         ("prompt_filter", PROMPTS, config.prompt_settings),
@@ -209,7 +209,7 @@ def make_selection(config: DispatchConfig) -> Selection:
         try_function(*keeps, rewards)
     key, what = order
     try_function(lambda: sorted([Waiting(0, 1, 0), Waiting(1, 0, 1)], key=key), what)
-    return Selection(make(), keeps[0], key)
+    return DataAlgorithms(make(), keeps[0], key)
 
 
 def _try_filter(prompts: PromptFilter) -> None:

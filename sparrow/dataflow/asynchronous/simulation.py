@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sparrow.dataflow.asynchronous.dispatch import Dispatcher
 from sparrow.dataflow.asynchronous.prompt_ledger import Lease, PromptLedger
-from sparrow.dataflow.asynchronous.selection import make_selection
+from sparrow.dataflow.asynchronous.selection import make_data_algorithms
 from sparrow.schema.simulation import SimulateConfig, SimulatedRun, SimulateResult
 from sparrow.schema.types import Report
 
@@ -81,7 +81,7 @@ class Simulation:
             batch=config.batch,
             staleness=self.staleness,
             row=lambda position: str(position % config.rows),
-            **make_selection(config)._asdict(),
+            **make_data_algorithms(config)._asdict(),
             late=config.late,
             oversample=config.oversample,
             replay=config.replay,

@@ -14,7 +14,7 @@ from sparrow.dataflow.asynchronous.selection import (
     DropSolved,
     Greso,
     fifo,
-    make_selection,
+    make_data_algorithms,
 )
 from sparrow.functions import register
 from sparrow.schema.simulation import DispatchConfig
@@ -203,7 +203,7 @@ def least(rewards: list[float], *, reward: float) -> bool:
 
 def test_settings_are_checked_and_functions_can_be_passed() -> None:
     own = register(least, "dispatch.group_filter")
-    made = make_selection(
+    made = make_data_algorithms(
         DispatchConfig(
             prompt_filter="drop_solved",
             prompt_settings={"threshold": 0.5},
@@ -233,7 +233,7 @@ def test_settings_are_checked_and_functions_can_be_passed() -> None:
 )
 def test_bad_data_algorithms_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        make_selection(DispatchConfig.model_validate(settings))
+        make_data_algorithms(DispatchConfig.model_validate(settings))
 
 
 def test_a_filter_that_leaves_out_everything_is_an_error() -> None:
