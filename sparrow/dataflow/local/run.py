@@ -362,6 +362,11 @@ def open_parts(
     learner = _learner_side(config, model, reference, dtype, sampling.algorithm, world)
     if config.run.loop == "async":
         _refuse_objects(config, episode, judge)
+        if device.type == "cuda" and rollout.kv_gib is None:
+            raise ValueError(
+                "rollout.kv_gib: set it for run.loop = async on a GPU, which the learner and two "
+                "engines share; --dry-run says what the learner takes"
+            )
         side: RolloutProtocol = _async_side(sampling, dtype, folder, stopping)
     else:
         backend = _backend(config, sampling, dtype, device)
