@@ -4,7 +4,7 @@ python bench/async_arms.py staleness runs/staleness --out FILE      # resumes
 python bench/async_arms.py data runs/data --out FILE
 python bench/async_arms.py staleness --read bench/FILE
 
-staleness: the synchronous loop, and staleness 1 to 8. data: data algorithms at staleness 2 on 64
+staleness: the synchronous loop, and staleness 1 to 8. data: data algorithms at staleness 2 on 32
 rows that repeat: every group; informative groups; with replay; with GRESO. Rollouts are dense, on a
 CPU; of an asynchronous run each side has half of the cores. Every seed has rows and draws of its
 own, evaluations are the same (temperature 1, not part of the time). A line of FILE is a run.
@@ -21,7 +21,7 @@ from typing import Any
 from study_arms import SHARES, evaluation, welch
 
 ASYNC = {"run.loop": "async"}
-DATA = ASYNC | {"dispatch.staleness": 2, "data.prompts": 64}
+DATA = ASYNC | {"dispatch.staleness": 2, "data.prompts": 32}
 INFORMATIVE = DATA | {"dispatch.group_filter": "informative"}
 REPLAY = INFORMATIVE | {"dispatch.replay": 0.25}
 ARMS: dict[str, dict[str, dict[str, Any]]] = {
@@ -33,7 +33,8 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         "vanilla": DATA,
         "informative": INFORMATIVE,
         "replay": REPLAY,
-        "greso": REPLAY | {"dispatch.prompt_filter": "greso"},
+        "greso": REPLAY
+        | {"dispatch.prompt_filter": "greso", "dispatch.prompt_settings": "{window = 16}"},
     },
 }
 NOT_ROLLED_OUT = ("prompt_filter", "overlong", "failed_too_often")  # reasons of drops

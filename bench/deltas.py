@@ -1,0 +1,85 @@
+"""Weight deltas of real RL updates: density, bytes, times; every version is checked to be equal.
+
+    python bench/deltas.py tiny --steps=50 --out=runs/deltas           # words of `sparrow train`
+    python bench/deltas.py --model=smollm2-135m --task=countdown ...
+
+Trains, and at every version makes the delta of the bf16 weights, encodes and decodes it, and
+applies it to a copy that has only ever seen deltas. Prints a JSON line a version, then means.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from sparrow.dataflow.local.loop import train
+from sparrow.dataflow.local.run import open_run
+from sparrow.models.deltas import Delta, digest
+from sparrow.schema.loading import load_config
+from sparrow.schema.train import TrainConfig
+
+Weights = dict[str, torch.Tensor]
+
+
+class Measured:
+    """The versions of a run, and a copy that follows them by deltas."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.base = weights
+        self.copy = {name: weight.clone() for name, weight in weights.items()}
+        self.digest, self.lines = digest(weights), list[dict[str, float]]()
+
+    def follow(self, new: Weights, version: int) -> None:
+        elements = sum(weight.numel() for weight in new.values())
+        times = [time.perf_counter()]
+        delta = Delta.between(
+            self.base, new, base_version=version - 1, version=version, base_digest=self.digest
+        )
+        times.append(time.perf_counter())
+        data = delta.encode()
+        times.append(time.perf_counter())
+        self.digest = Delta.decode(data).apply(self.copy, digest=self.digest)
+        times.append(time.perf_counter())
+        assert all(torch.equal(self.copy[name], new[name]) for name in new)
+        full = sum(weight.nbytes for weight in new.values())
+        line = {
+            "version": version,
+            "density": delta.changed / elements,
+            "bytes": len(data),
+            "bytes_per_changed": len(data) / max(1, delta.changed),
+            "share_of_full": len(data) / full,
+            "compare_s": times[1] - times[0],
+            "encode_s": times[2] - times[1],
+            "decode_and_apply_s": times[3] - times[2],
+        }
+        self.lines.append(line)
+        print(json.dumps({name: round(value, 6) for name, value in line.items()}), flush=True)
+        self.base = new
+
+
+def main() -> None:
+    config = load_config(TrainConfig, [], sys.argv[1:])
+    with open_run(config) as run:
+        measured = Measured(_half(run.learner.weights()))
+        sync = run.rollout.sync_weights
+
+        def watched(weights: Mapping[str, torch.Tensor], *, version: int, **rest: Any) -> None:
+            sync(weights, version=version, **rest)
+            measured.follow(_half(weights), version)
+
+        run.rollout.sync_weights = watched  # type: ignore[method-assign]
+        train(run)
+    means = {name: fmean(line[name] for line in measured.lines) for name in measured.lines[0]}
+    print(json.dumps({"means": {name: round(value, 6) for name, value in means.items()}}))
+
+
+def _half(weights: Mapping[str, torch.Tensor]) -> Weights:
+    return {name: weight.detach().to("cpu", torch.bfloat16) for name, weight in weights.items()}
+
+
+if __name__ == "__main__":
+    main()
