@@ -10,10 +10,11 @@ block aborts what is left.
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +25,7 @@ from sparrow.engine.weights import Items
 from sparrow.schema.sampling import Completion, SamplingParams
 
 T = TypeVar("T")
-
+QUIET, BURST = 0.002, 0.05  # seconds without a command that end a burst; of a burst, at most
 
 Command = tuple[Callable[[], Any], Future[Any]]  # what to do between steps, and who waits for it
 # Where the outputs of a request go; an error is the last.
@@ -205,9 +206,22 @@ class AsyncEngine:
             self._close()
 
     def _run_commands(self) -> bool:
-        """Run queued commands until there is a step to run; False when the engine closes."""
-        while self._engine.idle or self._engine.asleep or not self._commands.empty():
-            command = self._commands.get()
+        """Run queued commands until there is a step to run; False when the engine closes.
+
+        An engine that was idle first waits for the rest of a burst: prompts that come together
+        are computed together.
+        """
+        until = 0.0
+        while True:
+            waits = self._engine.idle or self._engine.asleep
+            if not waits and self._commands.empty() and time.monotonic() >= until:
+                return True
+            try:
+                command = self._commands.get(timeout=None if waits else QUIET)
+            except Empty:
+                return True
+            if waits:
+                until = time.monotonic() + BURST
             if command is None:
                 return False
             work, future = command
@@ -216,7 +230,6 @@ class AsyncEngine:
                     future.set_result(work())
                 except Exception as error:  # raised again where it was asked for
                     future.set_exception(error)
-        return True
 
     def _deliver(self, outputs: Sequence[tuple[Listener, Output | BaseException]]) -> None:
         """Hand outputs over to the event loop: one call of it a step, however many there are."""
