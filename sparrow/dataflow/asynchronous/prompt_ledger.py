@@ -50,8 +50,8 @@ ENDED, TAKEN_AGAIN = "the process ended", "taken again from step {}"
 class Lease(NamedTuple):
     """An attempt to answer a prompt, begun under a version of the weights.
 
-    failures: earlier attempts that failed for their own sake. A lost worker, which may have had
-    many prompts, counts a third; the end of the whole run counts nothing.
+    failures: attempts that failed for their own sake since the run began or was last resumed. A
+    lost worker, which may have had many prompts, counts a third.
     """
 
     number: int
@@ -143,7 +143,9 @@ class PromptLedger:
         with self._transaction() as cursor:
             query = "SELECT count(*) FROM leases WHERE position = ?"
             attempt = cursor.execute(query, (position,)).fetchone()[0] + 1
-            failed = cursor.execute(_FAILURES, (position,)).fetchone()[0] if again else 0
+            failed = 0
+            if again:
+                failed = cursor.execute(_FAILURES, {"position": position}).fetchone()[0]
             cursor.execute(
                 "INSERT INTO leases (position, attempt, worker, version) VALUES (?, ?, ?, ?)",
                 (position, attempt, worker, version),
@@ -263,10 +265,11 @@ def _end(cursor: sqlite3.Cursor, lease: Lease, end: End, reason: str, step: int)
         raise ValueError(f"lease {lease.number} of prompt {lease.position} is not open")
 
 
+_RESUMED = f"(reason = '{ENDED}' OR reason LIKE '{TAKEN_AGAIN[:-3]}%')"
 _FAILURES = f"""
-SELECT coalesce(sum(reason NOT IN ('{LOST}', '{ENDED}') AND reason NOT LIKE '{TAKEN_AGAIN[:-3]}%'),
-    0) + coalesce(sum(reason = '{LOST}'), 0) / 3
-FROM leases WHERE position = ? AND end = 'returned'
+SELECT coalesce(sum(reason != '{LOST}'), 0) + coalesce(sum(reason = '{LOST}'), 0) / 3
+FROM leases WHERE position = :position AND end = 'returned' AND lease >
+    (SELECT coalesce(max(lease), 0) FROM leases WHERE position = :position AND {_RESUMED})
 """
 # Prompts of which every lease was returned.
 _WAITING = """

@@ -12,12 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparrow.dataflow.asynchronous.prompt_ledger import Lease, LeaseCount, PromptLedger
+from sparrow.dataflow.asynchronous.prompt_ledger import (
+    FAILED,
+    LOST,
+    Lease,
+    LeaseCount,
+    PromptLedger,
+)
 
 WRITER = """
 import sys
 from pathlib import Path
-from sparrow.dataflow.asynchronous.prompt_ledger import PromptLedger
+from sparrow.dataflow.asynchronous.prompt_ledger import FAILED, LOST, PromptLedger
 ledger = PromptLedger(Path(sys.argv[1]))
 step = 0
 while True:
@@ -86,6 +92,24 @@ def test_a_resumed_run_takes_again_what_its_checkpoint_has_not_seen(tmp_path: Pa
         assert [lease.position for lease in leases(ledger, 5, 1)] == [2, 3, 4, 5, 6]
         audit = ledger.audit(steps=1)
         assert (audit.used, audit.open, audit.problems) == (2, 5, ())
+
+
+def test_failures_are_counted_since_the_last_resume() -> None:
+    """Or prompts that failed before it could be dropped for ever, in a run that is resumed often."""
+    ledger = PromptLedger()
+    for failures in range(3):
+        lease = ledger.lease("w", 0)
+        assert (lease.position, lease.failures) == (0, failures)
+        ledger.give_back(lease, FAILED, 0)
+    lease = ledger.lease("w", 0)
+    ledger.drop(lease, "failed too often", 0)
+    ledger.resume(0)
+    assert ledger.lease("w", 0).failures == 0
+    ledger.resume(0)
+    for lost in range(4):
+        lease = ledger.lease("w", 0)
+        assert lease.failures == lost // 3
+        ledger.give_back(lease, LOST, 0)
 
 
 def test_kill_nine_loses_no_prompt(tmp_path: Path) -> None:
