@@ -95,7 +95,7 @@ def test_a_resumed_run_takes_again_what_its_checkpoint_has_not_seen(tmp_path: Pa
 
 
 def test_failures_are_counted_since_the_last_resume() -> None:
-    """Or prompts that failed before it could be dropped for ever, in a run that is resumed often."""
+    """Or a run that is resumed often would drop the same prompts at every start."""
     ledger = PromptLedger()
     for failures in range(3):
         lease = ledger.lease("w", 0)
