@@ -26,6 +26,7 @@ from sparrow.engine.scheduler import Reuse, Scheduler, SchedulerPolicy
 from sparrow.engine.speculation import DraftRoom
 from sparrow.engine.weights import Items, Stay, WeightStore
 from sparrow.models import Decoder
+from sparrow.models.deltas import Delta
 from sparrow.models.lora import Adapter, AdapterBank, MergedDecoder
 from sparrow.schema.sampling import (
     Completion,
@@ -426,12 +427,29 @@ class Engine:
         weights computed is shared with later requests. Returns the tokens that samples in flight
         had.
         """
+        self._check_version(version)
+        self._pause(in_flight)
+        self._weights.write(items, have=self.version, base=base_version)
+        return self._renew(version, in_flight)
+
+    def apply_delta(self, delta: Delta, *, in_flight: InFlight = "recompute") -> int:
+        """Lead the weights to the version of a delta, in place, between steps; else as `update`.
+
+        The digest of the present weights is computed once, then it follows the deltas.
+        """
+        self._check_version(delta.version)
+        self._pause(in_flight)
+        self._weights.apply(delta, have=self.version)
+        return self._renew(delta.version, in_flight)
+
+    def _check_version(self, version: int) -> None:
         if not isinstance(version, int) or not 0 <= version < 2**31:
             raise ValueError(f"version must be a whole number below 2**31, got {version!r}")
         if version < self.version or (version == self.version and self._weights.present):
             raise ValueError(f"version {version} is not newer than the engine's {self.version}")
-        self._pause(in_flight)
-        self._weights.write(items, have=self.version, base=base_version)
+
+    def _renew(self, version: int, in_flight: InFlight) -> int:
+        """Go on under other weights; the tokens that samples in flight had."""
         self.version = version
         self.pool.forget()
         requests = self.loop.requests.values()

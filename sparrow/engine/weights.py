@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.models import Decoder, hf_views
+from sparrow.models.deltas import Delta, digest
 from sparrow.models.weights import EMBEDDING, HEAD
 
 Stay = Literal["keep", "host", "drop"]
@@ -22,6 +23,7 @@ class WeightStore:
         self._device = model.device
         self._offloaded: dict[nn.Parameter, Tensor] = {}
         self._edition = model.edition
+        self._digest: int | None = None  # of these weights; None: not computed yet
 
     def write(self, items: Items, *, have: int, base: int | None) -> None:
         """Copy tensors into the views; all are checked before the first is written.
@@ -47,6 +49,21 @@ class WeightStore:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 self._views[name].copy_(tensor)
+        self.present, self._edition, self._digest = True, self.model.edition, None
+
+    def apply(self, delta: Delta, *, have: int) -> None:
+        """Write a delta into the views, in place; whole or not at all."""
+        if not delta.is_whole and delta.base_version != have:
+            raise ValueError(
+                f"the delta was made from version {delta.base_version}, the engine has {have}"
+            )
+        if not delta.is_whole and not self.present:
+            raise ValueError("the weights were dropped: give all of them")
+        views = hf_views(self.model)
+        if self._digest is None and not delta.is_whole:
+            self._digest = digest(views)
+        self._digest = delta.apply(views, digest=self._digest)
+        self.model.edition += 1
         self.present, self._edition = True, self.model.edition
 
     def _check(self, tensors: dict[str, Tensor], *, whole: bool) -> None:

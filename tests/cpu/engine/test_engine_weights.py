@@ -1,5 +1,6 @@
 """Weights and adapters that change in flight, engines that sleep: nothing stale, nothing lost."""
 
+import dataclasses
 import weakref
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from sparrow import models
 from sparrow.engine.engine import Engine
+from sparrow.models.deltas import Delta
 from sparrow.models.lora import Adapter
 from sparrow.schema.sampling import Completion, SpeculativeParams
 from sparrow.schema.schedule import Schedule
@@ -69,6 +71,39 @@ def test_a_recomputed_sample_goes_on_under_the_new_weights(model) -> None:
     for number in range(2):
         assert done[request, number].weight_versions.tolist() == [0] * 9 + [3] * 15
         assert done[request, number].recomputed == (40 + 9 - 1,)
+
+
+def test_deltas_do_what_whole_updates_do(model) -> None:
+    """Bit for bit, in flight; one from another version is refused, and nothing is changed."""
+    old, new = weights_of(model), changed(model)
+    later = {**new, NORM: new[NORM] * 1.5}
+    deltas = [
+        Delta.between(old, new, base_version=0, version=1),
+        Delta.between(new, later, base_version=1, version=2),
+    ]
+    answers = []
+    for by_delta in (True, False):
+        engine = engine_of(with_weights(old))
+        request, outputs = engine.add(prompt(40), params(n=2)), []
+        for delta, weights in zip(deltas, (new, later), strict=True):
+            outputs += steps(engine, 5)
+            if by_delta:
+                assert engine.apply_delta(Delta.decode(delta.encode())) > 0
+            else:
+                engine.update(weights, version=delta.version)
+        done = run(engine, outputs=outputs)
+        answers.append([done[request, number] for number in range(2)])
+        assert all(torch.equal(view, later[n]) for n, view in models.hf_views(engine.model).items())
+        with pytest.raises(ValueError, match="not newer"):
+            engine.apply_delta(deltas[1])
+        with pytest.raises(ValueError, match="made from version 1"):
+            engine.apply_delta(dataclasses.replace(deltas[1], version=9))
+    same_bits(*answers)
+    engine = engine_of(with_weights(new))
+    with pytest.raises(ValueError, match="digest"):
+        engine.apply_delta(deltas[0])  # the version is right, the weights are not
+    engine.apply_delta(Delta.whole(later, version=7))
+    assert engine.version == 7
 
 
 def _under(model: models.Decoder, completion: Completion) -> Tensor:
