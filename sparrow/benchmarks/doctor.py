@@ -225,7 +225,7 @@ OPTIONAL = (
     Package("reasoning-gym", "0.1.25", "tasks gym/NAME", "gym"),
     Package("httptools", "0.6.3", "sparrow serve", "serve"),
     Package("fastapi", "0.115", "sparrow serve", "serve"),
-    Package("uvicorn", "0.34", "sparrow serve", "serve"),
+    Package("uvicorn", "0.36", "sparrow serve", "serve"),
     Package("uvloop", "0.21", "sparrow serve", "serve"),
     Package("prometheus-client", "0.21", "sparrow serve", "serve"),
     Package("httpx2", "2.0", "sparrow.client", "client"),

@@ -12,7 +12,7 @@ from sparrow.schema.sampling import Decoding, DraftTokens
 from sparrow.schema.types import Budget, Count, Directory, Gib, Name, Seconds, Tokens
 
 LOCAL = ("127.0.0.1", "::1", "localhost")
-KEY = "SPARROW_API_KEY"  # of the environment
+KEY, ADMIN_KEY = "SPARROW_API_KEY", "SPARROW_ADMIN_KEY"  # of the environment
 Port = Annotated[int, Field(ge=0, le=65535)]
 Key = Annotated[str, Field(min_length=8, max_length=256, pattern=r"^[\x21-\x7e]+$")]
 
@@ -46,6 +46,10 @@ class ServeConfig(Record):
         0.05, "Seconds between the chunks of a streamed answer."
     )
     drain: Seconds = option(30.0, "Seconds for running requests after SIGTERM.")
+    admin_port: Port | None = option(
+        None, "For trainers: weights, schedule, sleep. Default: no such port."
+    )
+    admin_key: Key | None = option(None, f"Required there; better given by {ADMIN_KEY}.")
 
     def _check(self) -> None:
         sparse = self.budget is not None or self.schedule is not None
@@ -57,6 +61,16 @@ class ServeConfig(Record):
         self.require(sparse or self.adapter is None, "adapter", "only with a budget or schedule")
         closed = self.host in LOCAL or self.key is not None
         self.require(closed, "host", f"{LOCAL[0]}, or another one with an api_key ({KEY})")
+
+        admin = self.admin_port is None or self.admin_secret not in (None, self.key)
+        self.require(admin, "admin_port", f"a key of its own: admin_key, or {ADMIN_KEY}")
+        apart = not self.port or self.admin_port != self.port
+        self.require(apart, "admin_port", "another one than port")
+
+    @property
+    def admin_secret(self) -> str | None:
+        """The key of the admin port, also from the environment."""
+        return self.admin_key or os.environ.get(ADMIN_KEY) or None
 
     @property
     def key(self) -> str | None:

@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import cache, partial
 from typing import Any
@@ -81,7 +81,7 @@ def make_app(service: Service) -> FastAPI:
         title="sparrow serve", version=__version__, lifespan=lifespan, routes=[*answering]
     )
     app.state.ready = False
-    app.add_middleware(RequestMiddleware, service=service)
+    app.add_middleware(RequestMiddleware, service=service, key=service.config.key)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(HttpError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -118,7 +118,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def ready() -> Response:
         if app.state.ready:
             return JSONResponse({"status": "ready"})
-        return _error(503, "The server is starting or shutting down.", "not_ready")
+        return error_response(503, "The server is starting or shutting down.", "not_ready")
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -136,7 +136,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/responses", include_in_schema=False)
     async def unsupported() -> Response:
         text = "/v1/responses is not supported, use /v1/chat/completions."
-        return _error(400, text, "unsupported_endpoint")
+        return error_response(400, text, "unsupported_endpoint")
 
 
 def _model(service: Service) -> Json:
@@ -166,7 +166,7 @@ async def _answer(service: Service, kind: type[GenerationRequest], request: Requ
     """Answer a request, whole or streamed."""
     loop = asyncio.get_running_loop()
     try:
-        body = await _read(request, service.config.max_body_mib * MIB)
+        body = await read_body(request, service.config.max_body_mib * MIB)
         if len(body) <= SMALL:
             answers = _prepare(service, kind, body)
         else:
@@ -177,12 +177,12 @@ async def _answer(service: Service, kind: type[GenerationRequest], request: Requ
         first = await anext(events)  # errors until here have a status of their own
     except Overloaded:
         text = "The server has no room for more requests, try again later."
-        return _error(429, text, "overloaded", headers={"Retry-After": str(RETRY_AFTER)})
+        return error_response(429, text, "overloaded", headers={"Retry-After": str(RETRY_AFTER)})
     except (Disconnected, ClientDisconnect):
         service.metrics.disconnects.inc()
         return Response(status_code=499)
     except Failed as error:
-        return _error(500, f"{error}.", "engine_error")
+        return error_response(500, f"{error}.", "engine_error")
     return StreamingResponse(_chain(first, events), media_type="text/event-stream")
 
 
@@ -196,7 +196,7 @@ def _prepare(service: Service, kind: type[GenerationRequest], body: bytes) -> An
     return TextAnswers.of(service, parsed)
 
 
-async def _read(request: Request, most: int) -> bytes:
+async def read_body(request: Request, most: int) -> bytes:
     """Read the body up to a limit."""
     parts, size = [], 0
     async for part in request.stream():
@@ -271,7 +271,7 @@ def _event(data: Json) -> bytes:
 # Errors.
 
 
-def _error(
+def error_response(
     status: int,
     message: str,
     code: str | None = None,
@@ -284,12 +284,12 @@ def _error(
 
 async def _on_refusal(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestError)
-    return _error(400, str(error), error.code, error.param)
+    return error_response(400, str(error), error.code, error.param)
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HttpError)
-    return _error(error.status, str(error), error.code, error.param)
+    return error_response(error.status, str(error), error.code, error.param)
 
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
@@ -299,17 +299,26 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     known = {404: (f"{path} does not exist.", "unknown_url")}
     known[405] = (f"{path}: the method is not allowed.", "method_not_allowed")
     message, code = known.get(error.status_code, (str(error.detail), "http_error"))
-    return _error(error.status_code, message, code, headers=dict(error.headers or {}))
+    return error_response(error.status_code, message, code, headers=dict(error.headers or {}))
 
 
 # What every request passes.
 
 
 class RequestMiddleware:
-    """ASGI middleware: the key, request ids, metrics, one line of log, and a last resort."""
+    """ASGI middleware: the key, request ids, metrics, one line of log, and a last resort.
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service, self.key = app, service, service.config.key
+    open_routes: those that need no key.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        service: Service,
+        key: str | None,
+        open_routes: Sequence[str] = OPEN_ROUTES,
+    ) -> None:
+        self.app, self.service, self.key, self.open_routes = app, service, key, open_routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -331,15 +340,17 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            if scope["path"] not in OPEN_ROUTES and not self._has_key(headers):
-                denied = _error(401, "A key is required: Authorization: Bearer KEY.", "invalid_key")
+            if scope["path"] not in self.open_routes and not self._has_key(headers):
+                denied = error_response(
+                    401, "A key is required: Authorization: Bearer KEY.", "invalid_key"
+                )
                 await denied(scope, receive, answer)
             else:
                 await self.app(scope, receive, answer)
         except Exception:  # a fault of ours: an error object, and the log has the traceback
             LOG.exception("%s %s failed", scope["method"], scope["path"])
             if not status:
-                failed = _error(500, "The server has failed.", "internal_error")
+                failed = error_response(500, "The server has failed.", "internal_error")
                 await failed(scope, receive, answer)
         finally:
             self._record(scope, status or 500, time.monotonic() - begun, number)

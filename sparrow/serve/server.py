@@ -1,12 +1,15 @@
 """`sparrow serve`: load a model and listen."""
 
+import asyncio
 import json
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sparrow.engine.answer import DENSE, ResolvedDecoding, resolve_decoding
@@ -19,6 +22,7 @@ from sparrow.schema.common import DecodingConfig
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.serve import ServeConfig
 from sparrow.serve import responses
+from sparrow.serve.admin import make_admin_app
 from sparrow.serve.app import INVALID, make_app
 from sparrow.serve.service import Service
 from sparrow.sparse.rule import Rule
@@ -86,21 +90,51 @@ def _warm_up(engine: Engine, decoding: ResolvedDecoding) -> None:
 
 def serve(config: ServeConfig, report: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; running requests then have `drain` seconds."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    with socket.create_server((config.host, config.port), family=family) as listener:
+    with ExitStack() as opened:
+        listener = opened.enter_context(_listener(config.host, config.port))
+        admin = None
+        if config.admin_port is not None:
+            admin = opened.enter_context(_listener(config.host, config.admin_port))
         service = open_service(config, report)
         logging.basicConfig(level=logging.INFO, format="%(message)s")
-        host, port = listener.getsockname()[:2]
-        host = f"[{host}]" if ":" in host else host
         key = "with a key" if config.key is not None else "without a key"
-        report(f"http://{host}:{port}/v1 {key}; Ctrl-C or SIGTERM ends it")
-        http_server(service).run(sockets=[listener])
+        report(f"{_address(listener)}/v1 {key}; Ctrl-C or SIGTERM ends it")
+        if admin is not None:
+            report(f"{_address(admin)}/admin with the admin key")
+        run_server(service, listener, admin)
 
 
-def http_server(service: Service) -> uvicorn.Server:
-    """The server of a service; `run` it with its sockets."""
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_server(
+    service: Service, listener: socket.socket, admin: socket.socket | None = None
+) -> None:
+    """Serve on one port, or on two; a signal ends both, the admin port first."""
+    server = http_server(service)
+    if admin is None:
+        server.run([listener])
+        return
+    second = http_server(service, make_admin_app(service))
+
+    async def both() -> None:
+        await asyncio.gather(server.serve([listener]), second.serve([admin]))
+
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(both())
+
+
+def http_server(service: Service, app: ASGIApp | None = None) -> uvicorn.Server:
+    """The server of a service, or of its admin app; `run` it with its sockets."""
     config = uvicorn.Config(
-        make_app(service),
+        app or make_app(service),
         http=_HttpProtocol,
         ws="none",
         proxy_headers=False,

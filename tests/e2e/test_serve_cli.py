@@ -17,9 +17,13 @@ from support.waiting import start
 PROMPT = "assignments mod 97 : x227 = 31 ; x83 = x64 - x227 ; x64 = 60 ; find x83 <think>"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[Popen[str], str]]:
+ADMIN = ("--admin-port", "0", "--admin-key", "an-admin-key")
+
+
+@pytest.fixture(params=[(), ADMIN], ids=["one port", "admin port"])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Popen[str], str]]:
     words = ("serve", "tiny", "--port", "0", "--device", "cpu", "--kv-gib", "0.2", "--drain", "60")
+    words = (*words, *request.param)
     process = start(tmp_path, "-m", "sparrow", *words)
     assert process.stdout is not None
     said = ""
@@ -64,6 +68,7 @@ def check_no_http(port: int | None) -> None:
 
 def test_mistakes_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARROW_API_KEY", raising=False)
+    monkeypatch.delenv("SPARROW_ADMIN_KEY", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for words, reason in (
@@ -73,6 +78,7 @@ def test_mistakes_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
             (("--draft-tokens", "4"), "exact"),
             (("--api-key", "short"), "api_key"),
             (("--port", str(port)), "use"),
+            (("--admin-port", "0"), "admin_key"),
         ):
             assert reason in cli.refused("serve", "tiny", *words)
 

@@ -1,0 +1,174 @@
+"""The admin port: weights by delta while requests run, schedule, sleep, abort; a key of its own."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+from support.waiting import until
+
+from sparrow import models
+from sparrow.engine.engine import Engine
+from sparrow.models.deltas import Delta
+from sparrow.schema.base import to_dict
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.serve import ServeConfig
+from sparrow.serve.admin import make_admin_app
+from sparrow.serve.server import http_server, open_service
+from sparrow.serve.service import Service
+
+KEY, API_KEY = "the-admin-key", "the-api-key"
+PROMPT = [2, 3, 4, 5, 6]
+
+
+class Served:
+    """A server with both ports."""
+
+    def __init__(self, service: Service, port: int, admin: int) -> None:
+        self.service, self.root = service, f"http://127.0.0.1:{admin}/admin"
+        self.url = f"http://127.0.0.1:{port}/v1/completions"
+        model = service.engine.model
+        self.weights = {name: view.clone() for name, view in models.hf_views(model).items()}
+
+    def post(self, what: str, key: str = KEY, **content: Any) -> Any:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx2.post(f"{self.root}/{what}", headers=headers, timeout=30, **content)
+
+    def status(self) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        return dict(httpx2.get(f"{self.root}/status", headers=headers).json())
+
+    def complete(self, tokens: int = 8) -> Any:
+        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": tokens, "seed": 7}
+        body["sparrow"] = {"return_token_ids": True, "ignore_eos": True}
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        return httpx2.post(self.url, json=body, headers=headers, timeout=60)
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    given = {"model": "tiny", "device": "cpu", "kv_gib": 0.2, "max_running": 8}
+    given |= {"api_key": API_KEY, "admin_port": 1, "admin_key": KEY}
+    service = open_service(ServeConfig.model_validate(given), report=lambda text: None)
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    servers = [http_server(service), http_server(service, make_admin_app(service))]
+
+    async def serve() -> None:
+        pairs = zip(servers, listeners, strict=True)
+        await asyncio.gather(*(server.serve([listener]) for server, listener in pairs))
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    ports = [listener.getsockname()[1] for listener in listeners]
+    found = Served(service, *ports)
+    until(lambda: _answers(found))
+    yield found
+    for server in servers:
+        server.should_exit = True
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def _answers(served: Served) -> bool:
+    try:
+        return served.status()["version"] == 0
+    except (httpx2.HTTPError, KeyError):
+        return False
+
+
+def changed(weights: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.where(torch.rand(w.shape, generator=generator) < 0.05, w * 1.3, w)
+        for name, w in weights.items()
+    }
+
+
+def test_weights_come_by_delta_and_are_those_of_the_engine(served: Served) -> None:
+    new = changed(served.weights, 1)
+    delta = Delta.between(served.weights, new, base_version=0, version=1).encode()
+    assert served.post("weights", API_KEY, content=delta).status_code == 401
+    assert served.post("weights", content=delta[:-3]).status_code == 400
+    assert served.post("weights?in_flight=perhaps", content=delta).status_code == 400
+    assert served.status()["version"] == 0
+    answer = served.post("weights?in_flight=keep", content=delta)
+    assert (answer.status_code, answer.json()) == (200, {"version": 1, "tokens_in_flight": 0})
+    assert served.post("weights", content=delta).status_code == 409  # repeated
+    later = changed(new, 2)
+    skipped = Delta.between(new, later, base_version=2, version=3).encode()
+    assert served.post("weights", content=skipped).status_code == 409
+    assert served.status()["version"] == 1
+    model = models.load("tiny", device="cpu")
+    engine = Engine(model, max_running=8)
+    engine.update(new, version=1)
+    params = SamplingParams(max_tokens=8, seed=7, ignore_eos=True)
+    (own,) = engine.generate([PROMPT], params)
+    details = served.complete().json()["choices"][0]["sparrow"]
+    assert details["token_ids"] == own.token_ids.tolist()
+    assert set(details["weight_versions"]) == {1}
+    whole = Delta.whole(later, version=3).encode()
+    assert served.post("weights", content=whole).json()["version"] == 3
+
+
+def test_tokens_in_flight_have_both_versions(served: Served) -> None:
+    delta = Delta.between(
+        served.weights, changed(served.weights, 1), base_version=0, version=1
+    ).encode()
+    with ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(served.complete, 600)
+        until(lambda: served.status()["samples_in_flight"] == 1)
+        time.sleep(0.1)
+        assert served.post("weights?in_flight=keep", content=delta).json()["tokens_in_flight"] > 0
+        versions = answer.result().json()["choices"][0]["sparrow"]["weight_versions"]
+    assert set(versions) == {0, 1}
+
+
+def test_requests_wait_while_it_sleeps_and_can_be_aborted(served: Served) -> None:
+    assert served.post("sleep", json={"weights": "host"}).json()["asleep"]
+    assert served.post("sleep").status_code == 409
+    assert served.post("sleep", content=b"[").status_code == 400
+    with ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(served.complete)
+        until(lambda: served.status()["samples_in_flight"] == 1)
+        assert not served.post("wake").json()["asleep"]
+        assert answer.result().status_code == 200
+        answer = clients.submit(served.complete, 900)
+        until(lambda: served.status()["samples_in_flight"] == 1)
+        until(lambda: served.post("abort").json()["aborted"] or answer.done())
+        assert answer.result().status_code in (200, 500)
+    served.service.engine.check_integrity()
+
+
+def test_the_schedule_of_requests_that_name_none(served: Served) -> None:
+    schedule = Schedule.fixed(64)
+    data = {"schedule": json.loads(json.dumps(to_dict(schedule)))}
+    assert served.post("schedule", json=data).json() == {"schedule": schedule.name}
+    assert served.status()["schedule"] == schedule.name
+    assert served.post("schedule", json={"schedule": {"name": "x"}}).status_code == 400
+    assert served.post("schedule", json={}).status_code == 400
+    assert served.post("schedule", json={"schedule": None}).status_code == 200
+    assert served.status()["schedule"] is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"admin_port": 1},
+        {"admin_port": 1, "api_key": "equal-keys", "admin_key": "equal-keys"},
+        {"admin_port": 8000, "admin_key": "another-key"},
+    ],
+)
+def test_an_admin_port_needs_a_key_of_its_own(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARROW_ADMIN_KEY", raising=False)
+    with pytest.raises(ValueError, match="admin_port"):
+        ServeConfig.model_validate({"model": "tiny", **settings})
