@@ -10,6 +10,7 @@ package installs what they need.
 """
 
 import asyncio
+import base64
 import random
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -17,6 +18,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, null
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import httpx2
+import numpy as np
 from pydantic import ValidationError
 
 from sparrow.schema.base import problems
@@ -64,6 +66,7 @@ class Options(TypedDict, total=False):
     schedule: str
     budget: int
     draft_tokens: int
+    hidden_states: bool
     tools: Sequence[Mapping[str, Any]]
     chat_template_kwargs: Mapping[str, Any]
 
@@ -253,6 +256,9 @@ class _Answer:
             "token_ids": self.token_ids,
             "logprobs": [0.0] * count if greedy else self.logprobs,
             "weight_versions": self.details.get("weight_versions", [0] * count),
+            "entropies": self.details.get("entropies"),
+            "kept": self.details.get("kept"),
+            "hidden": self._hidden(),
             "finish_reason": "stop" if reason == "tool_calls" else reason,
             "attention": self.details.get("attention", "unknown"),
             "seed": self.details.get("seed"),
@@ -262,6 +268,16 @@ class _Answer:
             return Completion.model_validate(fields)
         except ValidationError as error:
             raise ClientError(f"the answer is no completion: {problems(error)}") from error
+
+    def _hidden(self) -> np.ndarray | None:
+        given = self.details.get("hidden_states")
+        if given is None:
+            return None
+        try:
+            data = base64.b64decode(given["data"], validate=True)
+            return np.frombuffer(data, "<f4").reshape(given["shape"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise ClientError(f"the hidden states cannot be read: {error}") from error
 
 
 def _answers(whole: Json) -> list[_Answer]:

@@ -217,6 +217,8 @@ def details(completion: Completion, *, ids: bool, hidden: bool) -> Json:
         made["token_ids"] = completion.token_ids.tolist()
         made["logprobs"] = completion.logprobs.tolist()
         made["weight_versions"] = completion.weight_versions.tolist()
+        figures = {"entropies": completion.entropies, "kept": completion.kept}
+        made |= {name: x.tolist() for name, x in figures.items() if x is not None}
     if hidden and completion.hidden is not None:
         data = np.ascontiguousarray(completion.hidden, "<f4")
         text = base64.b64encode(data.tobytes()).decode("ascii")

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.serving import Running, serving
 from support.training import model_folder
@@ -17,7 +18,7 @@ from support.training import model_folder
 from sparrow.client import AsyncClient, Client, ClientError
 from sparrow.engine.engine import Engine
 from sparrow.models import load
-from sparrow.schema.sampling import Completion, SamplingParams, SpeculativeParams
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
 
 PROMPT = "assignments mod 97 : x227 = 31 ; x83 = x64 - x227 ; x64 = 60 ; find x83 <think>"
@@ -41,7 +42,11 @@ def assert_same(found: list[Completion], wanted: list[Completion]) -> None:
     for ours, theirs in zip(found, wanted, strict=True):
         for name in ("prompt_ids", "token_ids", "weight_versions"):
             assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
-        assert ours.logprobs.tolist() == pytest.approx(theirs.logprobs.tolist(), abs=1e-6)
+        for name in ("logprobs", "entropies", "kept", "hidden"):
+            values = [getattr(side, name) for side in (ours, theirs)]
+            assert (values[0] is None) == (values[1] is None), name
+            if values[0] is not None:
+                np.testing.assert_allclose(*values, atol=1e-4 if name == "hidden" else 1e-6)
         for name in ("text", "finish_reason", "attention", "seed"):
             assert getattr(ours, name) == getattr(theirs, name)
 
@@ -64,8 +69,9 @@ def test_completions_are_those_of_the_engine_in_process(
             params,
             schedule=None if decoding == "dense" else Schedule.fixed(48),
             speculative=SpeculativeParams(draft_tokens=4) if decoding == "exact" else None,
+            options=OutputOptions(hidden_states=True),
         )
-        assert_same(client.complete(prompt, params, **options), wanted)
+        assert_same(client.complete(prompt, params, hidden_states=True, **options), wanted)
 
 
 def test_stop_strings_end_an_answer(client: Client) -> None:
