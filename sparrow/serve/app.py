@@ -363,8 +363,9 @@ class RequestMiddleware:
         return kind.lower() == b"bearer" and same
 
     def _record(self, scope: Scope, status: int, seconds: float, number: str) -> None:
-        route = scope.get("route")
-        path = getattr(route, "path", "unknown")
+        path = scope["path"]
+        if path not in BODIES:  # whose routes FastAPI does not note
+            path = getattr(scope.get("route"), "path", "unknown")
         self.service.metrics.requests.labels(path, str(status)).inc()
         self.service.metrics.seconds.observe(seconds)
         line = {"request": number, "method": scope["method"], "path": path, "status": status}

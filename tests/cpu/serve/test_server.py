@@ -258,9 +258,11 @@ def test_models_health_and_metrics(running: Running, client: openai.OpenAI) -> N
     assert {*described["paths"]} >= {"/v1/completions", "/v1/chat/completions", "/v1/models"}
     for name in re.findall(r"#/components/schemas/(\w+)", json.dumps(described)):
         assert name in schemas
+    assert post(running, prompt=[10**6]).status_code == 400
     text = httpx2.get(f"{running.root}/metrics").text
     for name in ("requests_total", "completion_tokens_total", "samples_in_flight"):
         assert f"sparrow_{name}" in text
+    assert 'sparrow_requests_total{route="/v1/completions",status="400"}' in text
 
 
 def test_many_at_once(running: Running) -> None:
