@@ -213,7 +213,7 @@ class Delta:
         try:
             header = from_dict(DeltaHeader, json.loads(bytes(body[start : start + length])))
             changes = _decoded(header, body[start + length :])
-        except (KeyError, TypeError, zstandard.ZstdError, OverflowError) as error:
+        except (KeyError, TypeError, OverflowError, RecursionError, zstandard.ZstdError) as error:
             raise ValueError(f"a weight delta cannot be read: {error}") from error
         return cls(
             base_version=header.base_version,
@@ -277,6 +277,8 @@ class Delta:
                 raise ValueError(f"{name} is {found[0]} {found[1]}, in the delta {stated}")
             if not weights[name].is_contiguous():
                 raise ValueError(f"{name} is not contiguous")
+            if (change.positions is None) != self.is_whole:
+                raise ValueError(f"{name}: a whole version has all values, a delta has positions")
 
 
 def _or_computed(given: int | None, weights: Mapping[str, Tensor]) -> int:

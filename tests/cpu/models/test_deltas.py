@@ -2,6 +2,7 @@
 
 import random
 import struct
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -117,6 +118,10 @@ def test_what_does_not_lead_where_it_states_changes_nothing() -> None:
     whole = Delta.whole(changed(base, 0.5, 2), version=2)
     with pytest.raises(ValueError, match="nothing is changed"):
         Delta(base_version=-1, version=2, base_digest=0, digest=5, changes=whole.changes).apply(own)
+    mixed = {**delta.changes, "b": whole.changes["b"]}
+    for changes, version in ((mixed, 0), (delta.changes | {"norm": whole.changes["norm"]}, -1)):
+        with pytest.raises(ValueError, match="all values"):
+            replace(delta, base_version=version, changes=changes).apply(own)
     other = {**base, "a": base["a"].float()}
     with pytest.raises(ValueError, match="float32"):
         delta.apply(other)
