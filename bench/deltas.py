@@ -42,7 +42,7 @@ class Measured:
         times.append(time.perf_counter())
         data = delta.encode()
         times.append(time.perf_counter())
-        self.digest = Delta.decode(data).apply(self.copy, digest=self.digest)
+        self.digest = Delta.decode(data).apply(self.copy, known=self.digest)
         times.append(time.perf_counter())
         assert all(torch.equal(self.copy[name], new[name]) for name in new)
         full = sum(weight.nbytes for weight in new.values())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.models import Decoder, hf_views
-from sparrow.models.deltas import Delta, digest
+from sparrow.models.deltas import Delta
 from sparrow.models.weights import EMBEDDING, HEAD
 
 Stay = Literal["keep", "host", "drop"]
@@ -60,9 +60,7 @@ class WeightStore:
         if not delta.is_whole and not self.present:
             raise ValueError("the weights were dropped: give all of them")
         views = hf_views(self.model)
-        if self._digest is None and not delta.is_whole:
-            self._digest = digest(views)
-        self._digest = delta.apply(views, digest=self._digest)
+        self._digest = delta.apply(views, known=self._digest)
         self.model.edition += 1
         self.present, self._edition = True, self.model.edition
 

@@ -171,9 +171,9 @@ class Delta:
 
     # Bytes.
 
-    def encode(self, level: int = LEVEL) -> bytes:
+    def encode(self) -> bytes:
         """The bytes of the delta."""
-        compressor = zstandard.ZstdCompressor(level=level)
+        compressor = zstandard.ZstdCompressor(level=LEVEL)
         tensors, chunks = [], []
         for name, change in self.changes.items():
             places, place_chunk, value_chunk = _encoded(change, compressor)
@@ -225,20 +225,21 @@ class Delta:
 
     # Weights.
 
-    def apply(self, weights: Mapping[str, Tensor], *, digest: int | None = None) -> int:
+    def apply(self, weights: Mapping[str, Tensor], *, known: int | None = None) -> int:
         """Write it into weights, in place, and return their new digest; whole or not at all.
 
-        digest: of the weights as they are; None: computed, if the delta needs it. Besides the
+        known: the digest of the weights as they are; None: computed, if it is needed. Besides the
         weights it takes memory for the changed values alone, of a whole version for one tensor.
         """
         self._check(weights)
-        if not self.is_whole and (before := _or_computed(digest, weights)) != self.base_digest:
+        if self.is_whole:
+            return self._write_whole(weights)
+        before = digest(weights) if known is None else known
+        if before != self.base_digest:
             raise ValueError(
                 f"the delta was made from version {self.base_version} (digest "
                 f"{self.base_digest:016x}), the weights are {before:016x}"
             )
-        if self.is_whole:
-            return self._write_whole(weights)
         kept, after = {}, self.base_digest
         for name, change in self.changes.items():
             flat_N = _bits(weights[name])
@@ -281,16 +282,12 @@ class Delta:
                 raise ValueError(f"{name}: a whole version has all values, a delta has positions")
 
 
-def _or_computed(given: int | None, weights: Mapping[str, Tensor]) -> int:
-    return digest(weights) if given is None else given
-
-
-def smallest(delta: Delta, weights: Mapping[str, Tensor], level: int = LEVEL) -> bytes:
+def smallest(delta: Delta, weights: Mapping[str, Tensor]) -> bytes:
     """The bytes of a delta, or of the whole version that it leads to, where these are fewer."""
-    encoded = delta.encode(level)
+    encoded = delta.encode()
     if len(encoded) < sum(tensor.nbytes for tensor in weights.values()) // 2:
         return encoded  # compressing 16-bit weights saves a third at most
-    whole = Delta.whole(weights, version=delta.version).encode(level)
+    whole = Delta.whole(weights, version=delta.version).encode()
     return min(encoded, whole, key=len)
 
 
