@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -28,7 +29,7 @@ LOCK = ".lock"
 LOOK_SECONDS = 0.05  # in which somebody who looks at a lock has let it go
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_BYTES = 2**30  # maximum size of a text file
-UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
+UNFINISHED = re.compile(r"\..+\.(\d+)(-\d+)?\.unfinished")
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 DIGEST = "digest"
@@ -132,8 +133,9 @@ def make_folder(folder: Path) -> None:
 
 
 def unfinished_path(path: Path) -> Path:
-    """The temporary name of a file or folder that this process writes."""
-    return path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    """The temporary name of a file or folder that this thread writes."""
+    writer = f"{os.getpid()}-{threading.get_native_id()}"
+    return path.with_name(f".{path.name}.{writer}.unfinished")
 
 
 def unfinished_paths(folder: Path) -> list[Path]:

@@ -6,6 +6,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,14 @@ def test_lines_come_back_without_their_digest_and_changed_ones_do_not() -> None:
     )
 
 
+def test_two_threads_write_one_file(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: files.write_whole(tmp_path / "status", [str(n)] * 9), range(200)))
+    text = (tmp_path / "status").read_text()
+    assert text == text[: len(text) // 9] * 9  # of one writer
+    assert [path.name for path in tmp_path.iterdir()] == ["status"]
+
+
 def test_what_a_killed_process_was_writing_is_found(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
@@ -104,13 +113,13 @@ def test_what_a_killed_process_was_writing_is_found(tmp_path: Path) -> None:
     files.write_whole(tmp_path / "kept.txt", ["kept"])
     (tmp_path / f".other.{os.getppid()}.unfinished").touch()  # of a process that runs
     assert sorted(path.name for path in files.unfinished_paths(tmp_path)) == [
-        f".metrics.jsonl.{child}.unfinished",
-        f".model.{child}.unfinished",
+        f".metrics.jsonl.{child}-{child}.unfinished",
+        f".model.{child}-{child}.unfinished",
     ]
     assert files.unfinished_paths(tmp_path / "nowhere") == []
     files.remove_unfinished(tmp_path, "metrics.jsonl")
     assert [path.name for path in files.unfinished_paths(tmp_path)] == [
-        f".model.{child}.unfinished"
+        f".model.{child}-{child}.unfinished"
     ]
     (tmp_path / f".link.{child}.unfinished").symlink_to(tmp_path / "kept.txt")
     files.remove_unfinished(tmp_path)

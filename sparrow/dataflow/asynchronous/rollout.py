@@ -158,9 +158,9 @@ class AsyncRolloutSide(RolloutProtocol):
         return ended
 
     def close(self) -> None:
+        self.coordinator.close()  # its thread writes the status too
         if self.coordinator.started:
             self.write_status("ended" if self.step >= self.config.run.steps - 1 else "stopped")
-        self.coordinator.close()
         self.coordinator.dispatcher.ledger.close()
 
     def state(self) -> dict[str, Any]:
