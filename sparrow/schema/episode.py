@@ -52,6 +52,8 @@ class Trajectory(Record):
     kept: Float32Array | None = None  # share of keys and values that each token's step read
     attention: str | None = None  # for example "dense"
     speculation: SpeculationStats | None = None  # of exact decoding
+    worker: str = ""  # on another machine, that sampled it; "": of this machine
+    dtype: str = ""  # of that worker
     hidden: Float32Matrix | None = None  # the sampled tokens' final states in the actor, in order
 
     def __len__(self) -> int:

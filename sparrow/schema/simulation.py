@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sparrow.schema.base import File, Record, Table
 from sparrow.schema.options import option
@@ -58,6 +58,22 @@ def fresh_groups(batch: int, replay: float) -> int:
     return batch - int(batch * replay)
 
 
+def listening_address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; an IPv6 host is in brackets."""
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
+    if not bare or (":" in bare) != (bare != host) or not port.isascii() or not port.isdigit():
+        raise ValueError("HOST:PORT, such as 127.0.0.1:7777 or [::1]:7777")
+    if int(port) > 65535:
+        raise ValueError("a port up to 65535")
+    return bare, int(port)
+
+
+def _checked_address(text: str) -> str:
+    listening_address(text)
+    return text
+
+
 class TrainDispatchConfig(DispatchConfig):
     """`run.loop = "async"`: how rollout and learning overlap."""
 
@@ -66,6 +82,20 @@ class TrainDispatchConfig(DispatchConfig):
         3, "Times that a prompt is tried before it is dropped."
     )
     deadline: Seconds | None = option(None, "Of a group; then it is tried again. None: no limit.")
+    workers: Annotated[int, Field(ge=0, le=64)] = option(
+        1, "Rollout processes of this machine; 0 only with listen."
+    )
+    listen: Annotated[Name, AfterValidator(_checked_address)] | None = option(
+        None, "HOST:PORT for `sparrow worker` of other machines; port 0: any that is free."
+    )
+    silence: Seconds = option(
+        60.0, "Without a request, after which a worker of another machine is lost."
+    )
+
+    def _check(self) -> None:
+        super()._check()
+        some = self.workers > 0 or self.listen is not None
+        self.require(some, "workers", "1 or more without dispatch.listen")
 
 
 class SimulateConfig(DispatchConfig):

@@ -400,6 +400,7 @@ DATA = {
     "data.task",
     "dispatch.in_flight",
     "dispatch.late",
+    "dispatch.listen",
     "gate.mode",
     "model.device",
     "model.dtype",

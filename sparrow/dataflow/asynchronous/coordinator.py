@@ -1,10 +1,15 @@
-"""The coordinator: prompts to the rollout worker, its groups to the learner, in its own thread.
+"""The coordinator: prompts to the rollout workers, their groups to the learner, in its own thread.
 
-    learner  --next_batch, load_weights, evaluate-->  coordinator  <--messages-->  worker processes
+    learner  --next_batch, load_weights, evaluate-->  coordinator  <--messages-->  workers
 
-Every decision is the dispatcher's, every end of a prompt is in the ledger. A worker that ends is
-started again with the latest weights; its prompts are dispatched again. A group that takes longer
-than `deadline` is given back too, and dropped after some attempts.
+Every decision is the dispatcher's, every end of a prompt is in the ledger. Workers are processes
+that it starts, and workers on other machines that join. A process that ends is started again with
+the latest weights, a worker of another machine is forgotten; prompts of both are dispatched again.
+A group that takes longer than `deadline` is given back too, and dropped after some attempts.
+
+**Which worker.** The one with the fewest groups under way for what it decodes at once, of those
+whose weights are new enough: a prompt starts where its group, drawn under the version that this
+worker has, is expected to be used within the staleness.
 """
 
 import threading
@@ -13,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -33,7 +39,15 @@ from sparrow.dataflow.asynchronous.messages import (
     WorkerFailed,
 )
 from sparrow.dataflow.asynchronous.prompt_ledger import FAILED, LATE, Lease, LeaseCount
-from sparrow.dataflow.asynchronous.workers import WeightsFile, WorkerLost, WorkerProcess, ready
+from sparrow.dataflow.asynchronous.weight_versions import WeightVersions
+from sparrow.dataflow.asynchronous.workers import (
+    ConnectedWorker,
+    RemoteLink,
+    WeightsFile,
+    WorkerLink,
+    WorkerLost,
+    ready,
+)
 from sparrow.dataflow.local.messages import EpisodeFailed
 from sparrow.dataflow.local.rollout import MOST_OVERLONG
 from sparrow.schema.asynchronous import Phase
@@ -45,9 +59,11 @@ from sparrow.schema.types import InFlight
 
 POLL_SECONDS = 0.1  # between looks at deadlines
 MOST_EVALUATIONS = 4  # that wait
-MOST_CRASHES = 5  # of a worker in a row, without a group or an evaluation in between
+MOST_CRASHES = 5  # of a process in a row, without a group or an evaluation in between
+MOST_REFUSED = 3  # messages of a worker, before it is dropped
 FAILED_TOO_OFTEN = "failed too often"
 OVERLONG = "overlong prompt"
+RESERVED = ("rollout", "evaluation")  # names of processes
 
 
 @dataclass(kw_only=True)
@@ -61,6 +77,8 @@ class SinceLastBatch:
     overlong: list[str] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)  # prompts by reason
     again: int = 0
+    lost: int = 0  # workers
+    refused: int = 0  # messages of workers
     wasted_tokens: int = 0  # that no batch will have
     in_flight_tokens: int = 0  # that samples under way had when weights changed
     rollout_idle: float = 0.0  # seconds without a prompt under way
@@ -74,15 +92,23 @@ class Coordinator:
     """Runs workers and the dispatcher for a learner that calls from another thread.
 
     start_worker   makes a worker process for a role
+    workers        rollout processes of this machine
+    versions       weights for workers on other machines; None: there are none
+    dtype          of the run's rollouts, to know workers that differ
+    silence        seconds without a request, after which a worker on another machine is lost
     overlong       says why the prompt of a position does not fit; None: it fits
     watched        answers of a batch that carry hidden states
     deadline       seconds of a group; None: no limit
     """
 
     dispatcher: Dispatcher[Group]
-    start_worker: Callable[[Role], WorkerProcess]
+    start_worker: Callable[[Role], WorkerLink]
     overlong: Callable[[int], str | None]
     samples: int
+    workers: int = 1
+    versions: WeightVersions | None = None
+    dtype: str = ""
+    silence: float = 60.0
     watched: int = 0
     in_flight: InFlight = "keep"
     deadline: float | None = None
@@ -97,17 +123,11 @@ class Coordinator:
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
-        self._workers: dict[Role, WorkerProcess] = {}
-        self._begun: dict[int, tuple[Lease, float]] = {}  # groups that the worker answers
+        self._workers: dict[str, ConnectedWorker] = {}  # by name
         self._started = 0  # groups
-        self._open = False  # the rollout worker can load weights
-        self._version: int | None = None  # of its weights; None: not known yet
-        self._heard = time.monotonic()  # from it, or it was started
         self._files: dict[int, WeightsFile] = {}  # by version
         self._evaluations: dict[int, EvaluateStep] = {}  # that have not ended, by step
-        self._evaluates = False  # the evaluation worker is open
         self._ended: list[tuple[int, Evaluation]] = []
-        self._crashes: Counter[Role] = Counter()
         self._failures = 0  # prompts in a row that failed too often
         self._last_failure = ""
         self._looked = time.monotonic()
@@ -130,12 +150,15 @@ class Coordinator:
         return self._thread is not None
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Give weights to the worker, which goes on meanwhile."""
+        """Give weights to the workers, which go on meanwhile."""
         file = WeightsFile(weights, version)
+        if self.versions is not None:
+            self.versions.publish(file)
         with self._changed:
             self._files[version] = file
-            if self._open:
-                self._send_weights(file)
+            for worker in self.rollout_workers:
+                if worker.is_open:
+                    self._send_weights(worker)
             self._close_files()
 
     def next_batch(
@@ -209,8 +232,24 @@ class Coordinator:
 
     @property
     def worker_pid(self) -> int | None:
+        """The process of the first rollout worker of this machine."""
         worker = self._workers.get("rollout")
-        return None if worker is None else worker.pid
+        return None if worker is None else getattr(worker.link, "pid", None)
+
+    @property
+    def rollout_workers(self) -> list[ConnectedWorker]:
+        return [worker for worker in [*self._workers.values()] if worker.link.role == "rollout"]
+
+    def join(self, link: RemoteLink, name: str, capacity: int) -> str:
+        """Take a worker on another machine; return its name, with a number if it is in use."""
+        with self._changed:
+            names = (name if n == 1 else f"{name}-{n}" for n in count(1))
+            free = next(name for name in names if name not in {*self._workers, *RESERVED})
+            self._workers[free] = ConnectedWorker(
+                name=free, link=link, remote=link, capacity=capacity
+            )
+        self.report(f"worker {free} has joined")
+        return free
 
     def close(self) -> None:
         """End the workers; prompts under way are given back, and dispatched again at a resume."""
@@ -234,97 +273,125 @@ class Coordinator:
     def _run(self) -> None:
         try:
             with self._changed:
-                self._workers["rollout"] = self.start_worker("rollout")
+                for number in range(1, self.workers + 1):
+                    self._start_process("rollout", "rollout" if number == 1 else f"rollout-{number}")
             while not self._closing:
                 self._look()
         except BaseException as error:  # of a thread: handed to the learner, or it is lost
             self._failure = error
         finally:
-            for worker in self._workers.values():
-                worker.close()
             with self._changed:
+                for worker in self._workers.values():
+                    worker.link.close()
                 self._changed.notify_all()
 
+    def _start_process(self, role: Role, name: str, crashes: int = 0) -> None:
+        link = self.start_worker(role)
+        self._workers[name] = ConnectedWorker(name=name, link=link, crashes=crashes)
+
     def _look(self) -> None:
-        for worker in ready(list(self._workers.values()), POLL_SECONDS):
-            try:
-                message = worker.receive()
-            except WorkerLost as error:
-                with self._changed:
-                    self._restart(worker.role, str(error))
-                continue
+        for worker in ready([*self._workers.values()], POLL_SECONDS):
             with self._changed:
-                if worker.role == "rollout":
-                    self._heard = time.monotonic()
-                self._handle(worker.role, message)
+                if self._workers.get(worker.name) is worker:
+                    self._receive(worker)
         with self._changed:
             self._pass_time()
             self._give_back_late()
+            self._lose_silent()
             if self._evaluations and "evaluation" not in self._workers:
-                self._workers["evaluation"] = self.start_worker("evaluation")
+                self._start_process("evaluation", "evaluation")
             self._fill()
             self._changed.notify_all()
         with suppress(OSError):  # a status that cannot be written is no reason to stop
             self.on_poll()
 
+    def _receive(self, worker: ConnectedWorker) -> None:
+        try:
+            message = worker.link.receive()
+        except WorkerLost as error:
+            self._lose(worker, str(error))
+        except ValueError as error:
+            self._refuse(worker, str(error))
+        else:
+            worker.heard = time.monotonic()
+            self._handle(worker, message)
+
     def _pass_time(self) -> None:
         now = time.monotonic()
-        if not self._begun:
+        if not any(worker.begun for worker in self._workers.values()):
             self.interval.rollout_idle += now - self._looked
         self._looked = now
 
-    def _send(self, role: Role, message: Record) -> None:
-        try:
-            self._workers[role].send(message)
-        except WorkerLost:
-            return  # the thread sees it too, and starts another one
+    def _send(self, worker: ConnectedWorker, message: Record) -> None:
+        with suppress(WorkerLost):  # the thread sees it too
+            worker.link.send(message)
 
     # Messages.
 
-    def _handle(self, role: Role, message: Record) -> None:
+    def _handle(self, worker: ConnectedWorker, message: Record) -> None:
         self._pass_time()
         match message:
             case GroupEnded():
-                self._end(message)
+                self._end(worker, message)
             case GroupFailed():
-                self._fail(message)
+                self._fail(worker, message)
             case WeightsLoaded():
-                self._loaded(message)
+                self._loaded(worker, message)
             case Opened():
-                self._opened(role, message)
-            case EvaluationEnded():
-                self._crashes[role] = 0
+                self._opened(worker, message)
+            case EvaluationEnded() if worker.link.role == "evaluation":
+                worker.crashes = 0
                 if self._evaluations.pop(message.step, None) is not None:
                     self._ended.append((message.step, message.evaluation))
                 self._send_evaluation()
                 self._close_files()
-            case WorkerFailed(fatal=True):
-                raise ValueError(f"the {role} worker: {message.reason}")
+            case WorkerFailed(fatal=True) if worker.remote is None:
+                raise ValueError(f"the {worker.name} worker: {message.reason}")
+            case WorkerFailed():
+                self._lose(worker, message.reason)
             case _:
-                self._restart(role, f"it sent {type(message).__name__}")
+                self._refuse(worker, f"it sent {type(message).__name__}")
 
-    def _opened(self, role: Role, message: Opened) -> None:
-        if role == "evaluation":
-            self._evaluates = True
+    def _refuse(self, worker: ConnectedWorker, reason: str) -> None:
+        """Count a message that is not used; a worker that sends several is dropped."""
+        worker.refused += 1
+        self.interval.refused += 1
+        self.report(f"a message of worker {worker.name} is refused: {reason}")
+        if worker.refused >= MOST_REFUSED:
+            self._lose(worker, f"{worker.refused} of its messages were refused")
+
+    def _opened(self, worker: ConnectedWorker, message: Opened) -> None:
+        worker.is_open = True
+        if worker.link.role == "evaluation":
             self._send_evaluation()
             return
-        self.header, self._open = message.header, True
-        if self._files:
-            self._send_weights(self._files[max(self._files)])
+        self.header = message.header
+        worker.dtype, worker.attention = message.dtype, message.attention
+        other = bool(message.attention) or message.dtype != self.dtype
+        worker.differs = worker.remote is not None and other
+        if self._files or worker.remote is not None:
+            self._send_weights(worker)
         else:
-            self._version = self.dispatcher.version
+            worker.version = worker.sent = self.dispatcher.version
 
     def _send_evaluation(self) -> None:
         """Have the first that waits answered; one at a time, in the order of their steps."""
-        if self._evaluations and self._evaluates:
-            self._send("evaluation", next(iter(self._evaluations.values())))
+        worker = self._workers.get("evaluation")
+        if self._evaluations and worker is not None and worker.is_open:
+            self._send(worker, next(iter(self._evaluations.values())))
 
-    def _send_weights(self, file: WeightsFile) -> None:
-        load = LoadWeights(version=file.version, file=file.path, in_flight=self.in_flight)
-        self._send("rollout", load)
+    def _send_weights(self, worker: ConnectedWorker) -> None:
+        """Have a worker load the latest weights; one of another machine fetches them."""
+        version = max(self._files, default=self.dispatcher.version)
+        path = "" if worker.remote is not None else self._files[version].path
+        worker.sent = version
+        self._send(worker, LoadWeights(version=version, file=path, in_flight=self.in_flight))
 
-    def _loaded(self, message: WeightsLoaded) -> None:
-        self._version = message.version
+    def _loaded(self, worker: ConnectedWorker, message: WeightsLoaded) -> None:
+        if message.version > worker.sent:
+            self._refuse(worker, f"version {message.version} was not sent to it")
+            return
+        worker.version = message.version
         self.interval.loading += message.seconds
         self.interval.in_flight_tokens += message.tokens
         if self.in_flight == "restart":
@@ -336,20 +403,27 @@ class Coordinator:
     def _close_files(self) -> None:
         """Keep the latest weights, for a worker that starts again, and those still to be read."""
         waiting = set(self._evaluations)
-        least = -1 if self._version is None else self._version
+        local = [worker.version for worker in self.rollout_workers if worker.remote is None]
+        least = min((-1 if version is None else version for version in local), default=2**31)
         for version in [v for v in self._files if v < min(least, max(self._files))]:
             if version not in waiting:
                 self._files.pop(version).close()
 
-    def _end(self, message: GroupEnded) -> None:
-        self._crashes["rollout"] = self._failures = 0
+    def _end(self, worker: ConnectedWorker, message: GroupEnded) -> None:
+        if (problem := self._problem(worker, message)) is not None:
+            if (held := worker.begun.pop(message.lease, None)) is not None:
+                self._give_back(held[0], FAILED)
+            self._refuse(worker, problem)
+            return
+        worker.unanswered.discard(message.lease)
+        worker.crashes = self._failures = 0
         self.interval.verdicts.update(message.verdicts)
         self.interval.fault = self.interval.fault or message.fault
-        begun = self._begun.pop(message.lease, None)
+        begun = worker.begun.pop(message.lease, None)
         if begun is None or message.lease not in self.dispatcher.under_way:
             self.interval.wasted_tokens += sampled_tokens(message.group)
             return  # it was aborted meanwhile
-        lease, group = begun[0], message.group
+        lease, group = begun[0], _labelled(message.group, worker)
         self.interval.ended.append(group)
         before = Counter(self.dispatcher.dropped)
         oldest = oldest_version(group, lease.version)
@@ -360,6 +434,18 @@ class Coordinator:
             self.interval.wasted_tokens += sampled_tokens(group)
             self._report_filtered()
 
+    def _problem(self, worker: ConnectedWorker, message: GroupEnded) -> str | None:
+        """Why a group is not believed; None: it is."""
+        if message.lease not in worker.unanswered:
+            return f"it has no lease {message.lease}"
+        newest = max(int(t.weight_version.max()) for t in message.group.trajectories)
+        if newest > worker.sent:
+            return f"its tokens are of version {newest}, it was sent {worker.sent}"
+        held, prompt = worker.begun.get(message.lease), message.group.prompt_id
+        if held is not None and prompt != self.dispatcher.row(held[0].position):
+            return f"it answered prompt {prompt!r:.40} under the lease of another"
+        return None
+
     def _report_filtered(self) -> None:
         """Say so where a batch waits for groups that the filter keeps."""
         count, most = len(self.interval.dropped_groups), self.dispatcher.refills
@@ -368,9 +454,12 @@ class Coordinator:
                 f"{count} groups were left out by dispatch.group_filter since the last step"
             )
 
-    def _fail(self, message: GroupFailed) -> None:
-        begun = self._begun.pop(message.lease, None)
-        if begun is not None:
+    def _fail(self, worker: ConnectedWorker, message: GroupFailed) -> None:
+        if message.lease not in worker.unanswered:
+            self._refuse(worker, f"it has no lease {message.lease}")
+            return
+        worker.unanswered.discard(message.lease)
+        if (begun := worker.begun.pop(message.lease, None)) is not None:
             self._last_failure = message.reason
             self._give_back(begun[0], FAILED)
 
@@ -387,9 +476,9 @@ class Coordinator:
 
     def _fill(self) -> None:
         """Start what may start."""
-        while self._version is not None and self._version >= self.dispatcher.version:
+        while (worker := self._next_worker()) is not None:
             before = Counter(self.dispatcher.dropped)
-            lease = self.dispatcher.next("rollout")
+            lease = self.dispatcher.next(worker.name, worker.version)
             dropped = self.dispatcher.dropped - before
             self.interval.dropped.update(dropped)
             self._count_failures(dropped[FAILED_TOO_OFTEN])
@@ -401,7 +490,16 @@ class Coordinator:
                 self.interval.overlong.append(problem)
                 self._refuse_overlong()
                 continue
-            self._start(lease)
+            self._start(worker, lease)
+
+    def _next_worker(self) -> ConnectedWorker | None:
+        """The worker that gets the next prompt; None: none may start."""
+        ready = [
+            worker
+            for worker in self.rollout_workers
+            if worker.version is not None and self.dispatcher.admits(worker.version)
+        ]
+        return min(ready, key=lambda worker: (worker.load, -(worker.version or 0)), default=None)
 
     def _refuse_overlong(self) -> None:
         count = len(self.interval.overlong)
@@ -420,56 +518,79 @@ class Coordinator:
                 f"the last: {self._last_failure}"
             )
 
-    def _start(self, lease: Lease) -> None:
+    def _start(self, worker: ConnectedWorker, lease: Lease) -> None:
         batch = self.dispatcher.batch
         share, more = divmod(min(self.watched, batch * self.samples), batch)
         watched = share + (self._started % batch < more)
         self._started += 1
-        self._begun[lease.number] = (lease, time.monotonic())
+        worker.begun[lease.number] = (lease, time.monotonic())
+        worker.unanswered.add(lease.number)
         start = StartGroup(
             lease=lease.number,
             position=lease.position,
             version=lease.version,
-            watched=watched,
+            watched=0 if worker.differs else watched,  # the gate does not read these
             schedule=self.schedule,
         )
-        self._send("rollout", start)
+        self._send(worker, start)
 
     def _abort_dropped(self) -> None:
         """Stop answering what the dispatcher has dropped as late."""
-        for number in self._begun.keys() - self.dispatcher.under_way.keys():
-            del self._begun[number]
-            self._send("rollout", AbortGroup(lease=number))
+        for worker in self.rollout_workers:
+            for number in worker.begun.keys() - self.dispatcher.under_way.keys():
+                self._abort(worker, number)
+
+    def _abort(self, worker: ConnectedWorker, number: int) -> None:
+        del worker.begun[number]
+        self._send(worker, AbortGroup(lease=number))
 
     def _give_back_late(self) -> None:
         if self.deadline is None:
             return
-        now = time.monotonic()
-        for lease, begun in list(self._begun.values()):
-            if now - begun > self.deadline:
-                del self._begun[lease.number]
-                self._send("rollout", AbortGroup(lease=lease.number))
-                self._last_failure = f"no group after {self.deadline:g} s"
+        for worker in self.rollout_workers:
+            self._give_back_late_of(worker, self.deadline, time.monotonic())
+
+    def _give_back_late_of(self, worker: ConnectedWorker, deadline: float, now: float) -> None:
+        for lease, begun in list(worker.begun.values()):
+            if now - begun > deadline:
+                self._abort(worker, lease.number)
+                self._last_failure = f"no group after {deadline:g} s"
                 self._give_back(lease, LATE)
-                if now - self._heard > 2 * self.deadline:
-                    self._restart("rollout", f"no message for {now - self._heard:.0f} s")
+                if now - worker.heard > 2 * deadline:
+                    self._lose(worker, f"no message for {now - worker.heard:.0f} s")
                     return
 
-    def _restart(self, role: Role, reason: str) -> None:
-        """Start a worker again; prompts that it had are dispatched again."""
-        self._crashes[role] += 1
+    def _lose_silent(self) -> None:
+        """Forget workers on other machines that no longer ask for messages."""
+        now = time.monotonic()
+        for worker in self.rollout_workers:
+            if worker.remote is not None and now - worker.remote.heard > self.silence:
+                self._lose(worker, f"no request for {self.silence:g} s")
+
+    def _lose(self, worker: ConnectedWorker, reason: str) -> None:
+        """Have the prompts of a worker dispatched again; a process is started again."""
+        worker.link.close()
+        del self._workers[worker.name]
+        self._count_again(len(self.dispatcher.lose(worker.name)))
+        self.interval.lost += 1
+        if worker.remote is not None:
+            self.report(f"worker {worker.name} was lost: {reason}")
+            return
         self.restarts += 1
-        self.report(f"the {role} worker was lost and is started again: {reason}")
-        self._workers[role].close()
-        if role == "rollout":
-            self._open, self._version, self._heard = False, None, time.monotonic()
-            self._begun.clear()
-            self._count_again(len(self.dispatcher.lose(role)))
-        else:
-            self._evaluates = False
-        if self._crashes[role] > MOST_CRASHES:
-            raise EpisodeFailed(f"the {role} worker ended {MOST_CRASHES} times in a row: {reason}")
-        self._workers[role] = self.start_worker(role)
+        self.report(f"the {worker.name} worker was lost and is started again: {reason}")
+        if worker.crashes >= MOST_CRASHES:
+            raise EpisodeFailed(
+                f"the {worker.name} worker ended {MOST_CRASHES} times in a row: {reason}"
+            )
+        self._start_process(worker.link.role, worker.name, worker.crashes + 1)
+
+
+def _labelled(group: Group, worker: ConnectedWorker) -> Group:
+    """A group that says which worker of another machine sampled it, and in which dtype."""
+    if worker.remote is None:
+        return group
+    own = {"worker": worker.name, "dtype": worker.dtype}
+    return group.replace(trajectories=tuple(t.replace(**own) for t in group.trajectories))
 
 
 def accuracies(group: Group) -> list[float]:

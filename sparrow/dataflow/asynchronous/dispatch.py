@@ -81,7 +81,7 @@ class Dispatcher(Generic[G]):
     refills: int = 4
     seed: int = 0
     step: int = 0  # of the next batch
-    version: int = 0  # of the workers' weights: updates that reached them
+    version: int = 0  # of the weights: updates that reached a worker
     kept_share: float = 1.0  # of finished groups, moving
     dropped: Counter[str] = field(default_factory=Counter)
     under_way: dict[int, tuple[Lease, str]] = field(default_factory=dict)  # by number of the lease
@@ -104,12 +104,16 @@ class Dispatcher(Generic[G]):
 
     # Workers.
 
-    def next(self, worker: str) -> Lease | None:
-        """Lease a prompt to a worker; None: none may start before the next update or end."""
-        if not self._admits():
+    def next(self, worker: str, version: int | None = None) -> Lease | None:
+        """Lease a prompt to a worker; None: none may start before the next update or end.
+
+        version: of the worker's weights; None: the latest that reached one.
+        """
+        version = self.version if version is None else version
+        if not self.admits(version):
             return None
         for _ in range(MOST_SKIPPED):
-            lease = self.ledger.lease(worker, self.version)
+            lease = self.ledger.lease(worker, version)
             if lease.failures >= self.attempts:
                 self._drop(lease, "failed too often")
             elif not self.prompts.admits(self.row(lease.position), self._draw(lease)):
@@ -122,15 +126,15 @@ class Dispatcher(Generic[G]):
             "to learn by its rule"
         )
 
-    def _admits(self) -> bool:
-        """Whether a prompt that starts now is expected to be used within the staleness.
+    def admits(self, version: int) -> bool:
+        """Whether a prompt that starts now, under this version, is expected to be used in time.
 
         Those ahead of it fill the next batches first. Groups that will be filtered out fill none:
         their share is estimated, but for staleness 0, which starts what it needs.
         """
         share = max(self.kept_share, 1 / self.refills) if self.staleness else 1.0
         ahead = (len(self.buffer) + len(self.under_way) * share) / self.oversample
-        return self.step + ahead // self.fresh - self.version <= self.staleness
+        return self.step + ahead // self.fresh - version <= self.staleness
 
     def _draw(self, lease: Lease) -> float:
         return random.Random(f"{self.seed} {lease.position}").random()

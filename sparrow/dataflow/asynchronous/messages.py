@@ -36,6 +36,8 @@ class Open(Record):
     config: str
     path: tuple[str, ...]  # where its code is: sys.path
     threads: int | None  # of a CPU; None: as they are
+    remote: bool = False  # on another machine: its weights come as deltas, and have digests
+    own_decoding: bool = False  # that of this configuration, not that of each prompt
 
 
 class StartGroup(Record):
@@ -55,11 +57,12 @@ class AbortGroup(Record):
 
 
 class LoadWeights(Record):
-    """Load weights from a safetensors file, between two steps of the engine."""
+    """Load weights from a safetensors file, or a delta, between two steps of the engine."""
 
     version: int
-    file: str
+    file: str  # "": on another machine, which fetches them
     in_flight: InFlight
+    delta: bool = False  # or a whole version, of sparrow.models.deltas
 
 
 class EvaluateStep(Record):
@@ -75,6 +78,9 @@ class Opened(Record):
 
     header: str
     isolation: str | None  # of its verifiers
+    dtype: str = ""
+    attention: str = ""  # its own; "": that of each prompt
+    digest: str = ""  # of its weights, on another machine
 
 
 class GroupEnded(Record):
@@ -99,6 +105,7 @@ class WeightsLoaded(Record):
     version: int
     seconds: float
     tokens: int
+    digest: str = ""  # on another machine
 
 
 class EvaluationEnded(Record):

@@ -1,6 +1,7 @@
 """The worker process: the rollout side of a run, answering prompts as they come.
 
-A script that workers.py starts, with its connection as the only argument. It answers many prompts
+A script that workers.py starts, with its connection as the only argument. Beside `sparrow worker` it
+is the same, but that weights come as deltas. It answers many prompts
 at once, loads new weights between two steps of the engine, and ends when its parent does. One with
 the role of evaluation answers the held-out rows instead, each time with the weights of a step.
 """
@@ -12,12 +13,10 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from sparrow.dataflow.asynchronous.messages import (
     LENGTHS_BYTES,
@@ -38,10 +37,16 @@ from sparrow.dataflow.asynchronous.messages import (
     receive,
     send,
 )
-from sparrow.dataflow.backend import Sampler
+from sparrow.dataflow.asynchronous.workers import read_weights
+from sparrow.dataflow.backend import EngineBackend, Sampler
 from sparrow.dataflow.local.messages import FAILED, EpisodeFailed, RolloutRequest, Unjudged
 from sparrow.dataflow.local.rollout import PromptSlot, RolloutSide
 from sparrow.dataflow.local.run import open_rollout_side
+from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
+from sparrow.engine.asynchronous import AsyncEngine
+from sparrow.engine.engine import Engine
+from sparrow.models import hf_views
+from sparrow.models.deltas import Delta, digest
 from sparrow.processes.supervisor import die_with_parent
 from sparrow.schema.base import Record
 from sparrow.schema.train import TrainConfig
@@ -62,21 +67,41 @@ def main() -> None:
         send(connection, WorkerFailed(reason=f"{error}", fatal=True))
         raise
     try:
-        isolation = getattr(side.judge, "isolation", None)
-        send(connection, Opened(header=side.backend.header(), isolation=isolation))
+        own = _own_decoding(side) if opening.own_decoding else None
+        send(connection, _opened(side, opening, own))
         if opening.role == "evaluation":
             evaluate_steps(side, connection)
         else:
-            asyncio.run(RolloutWorker(side).serve(connection))
+            asyncio.run(RolloutWorker(side, own).serve(connection))
     finally:
         side.close()
 
 
-class RolloutWorker:
-    """Answers prompts by the rollout side, one task for each."""
+def _opened(side: RolloutSide, opening: Open, own: ResolvedDecoding | None) -> Opened:
+    model = _engine(side).model
+    return Opened(
+        header=side.backend.header(),
+        isolation=getattr(side.judge, "isolation", None),
+        dtype=str(model.dtype).removeprefix("torch."),
+        attention="" if own is None else own.describe(),
+        digest=f"{digest(hf_views(model)):016x}" if opening.remote else "",
+    )
 
-    def __init__(self, side: RolloutSide) -> None:
-        self.side = side
+
+def _own_decoding(side: RolloutSide) -> ResolvedDecoding:
+    return resolve_decoding(side.config.rollout, _engine(side).model.spec.family)
+
+
+def _engine(side: RolloutSide) -> Engine:
+    assert isinstance(side.backend, EngineBackend), "the only backend of worker processes"
+    return side.backend.engine
+
+
+class RolloutWorker:
+    """Answers prompts by the rollout side, one task for each. own: not as each prompt says."""
+
+    def __init__(self, side: RolloutSide, own: ResolvedDecoding | None = None) -> None:
+        self.side, self._own = side, own
         self._groups: dict[int, asyncio.Task[None]] = {}  # by lease
         self._loading = asyncio.Lock()  # weights are loaded in the order of their messages
         self._verdicts: Counter[str] = Counter()  # that were sent
@@ -115,7 +140,7 @@ class RolloutWorker:
         request = RolloutRequest(
             step=start.version,
             position=start.position,
-            schedule=start.schedule,
+            schedule=start.schedule if self._own is None else self._own.schedule,
             prompts=1,
             samples=side.config.rollout.samples,
             watched=start.watched,
@@ -134,12 +159,37 @@ class RolloutWorker:
 
     async def _load(self, sampler: Sampler, message: LoadWeights) -> None:
         async with self._loading:
-            begun = time.monotonic()
-            weights = await asyncio.to_thread(lambda: dict(read_weights(Path(message.file))))
-            version, in_flight = message.version, message.in_flight
-            tokens = await sampler.update(weights, version=version, in_flight=in_flight)
+            begun, version, state = time.monotonic(), message.version, ""
+            if message.delta:
+                delta = await asyncio.to_thread(lambda: Delta.decode(_take(Path(message.file))))
+                tokens, state = await _apply(sampler, delta, message), f"{delta.digest:016x}"
+            else:
+                weights = await asyncio.to_thread(lambda: dict(read_weights(message.file)))
+                tokens = await sampler.update(weights, version=version, in_flight=message.in_flight)
             seconds = time.monotonic() - begun
-            await self._send(WeightsLoaded(version=version, seconds=seconds, tokens=tokens))
+            await self._send(
+                WeightsLoaded(version=version, seconds=seconds, tokens=tokens, digest=state)
+            )
+
+
+async def _apply(sampler: Sampler, delta: Delta, message: LoadWeights) -> int:
+    """Lead the engine to a version; one that it has already, with other weights, is replaced."""
+    assert isinstance(sampler, AsyncEngine), "the only backend of worker processes"
+
+    def apply(engine: Engine) -> int:
+        if delta.version == engine.version:
+            engine.sleep(weights="drop")
+            engine.wake()
+        return engine.apply_delta(delta, in_flight=message.in_flight)
+
+    return await sampler.run(apply)
+
+
+def _take(file: Path) -> bytes:
+    """Read a file that nobody needs afterwards."""
+    data = file.read_bytes()
+    file.unlink()
+    return data
 
 
 def evaluate_steps(side: RolloutSide, connection: socket.socket) -> None:
@@ -149,7 +199,7 @@ def evaluate_steps(side: RolloutSide, connection: socket.socket) -> None:
             message = receive(connection)
             assert isinstance(message, EvaluateStep)
             if message.file:
-                weights = dict(read_weights(Path(message.file)))
+                weights = dict(read_weights(message.file))
                 side.backend.sync_weights(weights, version=message.step)
             try:
                 evaluation = side.evaluate(message.schedule)
@@ -157,13 +207,6 @@ def evaluate_steps(side: RolloutSide, connection: socket.socket) -> None:
                 send(connection, WorkerFailed(reason=str(error), fatal=True))
                 raise
             send(connection, EvaluationEnded(step=message.step, evaluation=evaluation))
-
-
-def read_weights(file: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a safetensors file by name."""
-    with safe_open(file, framework="pt") as opened:
-        for name in opened.keys():  # noqa: SIM118 (it is no mapping)
-            yield name, opened.get_tensor(name)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Worker processes, as their parent sees them: started, spoken to, killed, started again."""
+"""Workers as the coordinator sees them: processes of this machine, and links to others."""
 
 import os
 import selectors
@@ -7,14 +7,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save
 
-from sparrow.dataflow.asynchronous.messages import Open, receive, send
+from sparrow.dataflow.asynchronous.messages import Open, Role, receive, send
+from sparrow.dataflow.asynchronous.prompt_ledger import Lease
 from sparrow.processes.supervisor import with_parent
 from sparrow.schema.base import Record
 
@@ -25,15 +30,63 @@ class WorkerLost(Exception):
     """The process has ended, or no longer speaks the language."""
 
 
-class WorkerProcess:
-    """One worker with its connection; its output goes to a log file."""
+class WorkerLink(Protocol):
+    """A line to a worker, on this machine or another."""
 
-    def __init__(self, opening: Open, log: Path) -> None:
+    role: Role
+    connection: socket.socket  # readable where a message waits
+
+    def send(self, message: Record) -> None:
+        """WorkerLost if it is gone."""
+
+    def receive(self) -> Record:
+        """WorkerLost: it is gone. ValueError: what it sent is no message."""
+
+    def close(self) -> None: ...
+
+
+class RemoteLink(WorkerLink, Protocol):
+    """A line to a worker on another machine. heard: when it last asked for messages."""
+
+    heard: float
+
+
+@dataclass(kw_only=True)
+class ConnectedWorker:
+    """A worker with what the coordinator knows of it."""
+
+    name: str
+    link: WorkerLink
+    remote: RemoteLink | None = None  # the link, if the worker is on another machine
+    capacity: int = 1  # samples that it decodes at once, if it says so
+    is_open: bool = False  # it can load weights
+    version: int | None = None  # of its weights; None: not known yet
+    sent: int = -1  # the newest version that it was sent
+    heard: float = field(default_factory=time.monotonic)  # from it, or it was started
+    begun: dict[int, tuple[Lease, float]] = field(default_factory=dict)  # groups, and since when
+    unanswered: set[int] = field(default_factory=set)  # leases, those aborted included
+    crashes: int = 0  # in a row, without a group or an evaluation in between
+    refused: int = 0  # messages
+    dtype: str = ""
+    attention: str = ""  # its own; "": as the gate says
+    differs: bool = False  # it samples in another way than the gate's schedule says
+
+    @property
+    def load(self) -> float:
+        return len(self.begun) / self.capacity
+
+
+class WorkerProcess:
+    """One worker with its connection; its output goes to a log file, or to stderr."""
+
+    pid: int
+
+    def __init__(self, opening: Open, log: Path | None) -> None:
         self.role, self.log = opening.role, log
         self.connection, remote = socket.socketpair()
         self.connection.settimeout(STALLED_SECONDS)
         words = [sys.executable, "-m", "sparrow.dataflow.asynchronous.worker", str(remote.fileno())]
-        with remote, log.open("ab") as output:
+        with remote, nullcontext(2) if log is None else log.open("ab") as output:
             self._process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
@@ -43,11 +96,8 @@ class WorkerProcess:
                 pass_fds=[remote.fileno()],
                 env=with_parent(dict(os.environ)),
             )
+        self.pid = self._process.pid
         self.send(opening)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def send(self, message: Record) -> None:
         try:
@@ -67,7 +117,8 @@ class WorkerProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         code = self._process.returncode
-        return str(error) if code is None else f"it ended with code {code}; see {self.log}"
+        see = "" if self.log is None else f"; see {self.log}"
+        return str(error) if code is None else f"it ended with code {code}{see}"
 
     def close(self) -> None:
         """End the process and everything that it has started."""
@@ -77,11 +128,11 @@ class WorkerProcess:
         self._process.wait()
 
 
-def ready(workers: Iterable[WorkerProcess], seconds: float) -> Iterator[WorkerProcess]:
+def ready(workers: Iterable[ConnectedWorker], seconds: float) -> Iterator[ConnectedWorker]:
     """Wait for messages; yield the workers that have sent one."""
     with selectors.DefaultSelector() as selector:
         for worker in workers:
-            selector.register(worker.connection, selectors.EVENT_READ, worker)
+            selector.register(worker.link.connection, selectors.EVENT_READ, worker)
         for key, _ in selector.select(seconds):
             yield key.data
 
@@ -111,3 +162,10 @@ class WeightsFile:
         os.close(self._descriptor)
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
+
+
+def read_weights(file: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a safetensors file by name."""
+    with safe_open(file, framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+            yield name, opened.get_tensor(name)

@@ -634,7 +634,7 @@ def _identity(
             | {"attention": {"schedule"}},  # its content counts, not its path
             "batch": {"tokens", "recompute", "compile", "kl_sample"},
             "gate": set(GateConfig.model_fields) - {"bin"},
-            "dispatch": {"attempts", "deadline"},
+            "dispatch": {"attempts", "deadline", "workers", "listen", "silence"},
             "optimiser": {"rate"},
         },
     )

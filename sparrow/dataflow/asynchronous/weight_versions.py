@@ -1,0 +1,75 @@
+"""The latest weight versions of a run, as deltas for workers on other machines.
+
+A worker says which version it has, with its digest and dtype, and gets what leads from there to the
+one it asks for: a delta, or the whole version, whichever is smaller.
+"""
+
+import threading
+from collections.abc import Mapping
+
+import torch
+
+from sparrow.dataflow.asynchronous.workers import WeightsFile, read_weights
+from sparrow.models.deltas import DTYPES, Delta, digest, smallest
+
+KEPT = 4  # versions, in host memory: a worker that is further behind gets a whole one
+
+
+class VersionGone(Exception):
+    """The version is not kept any more; there is a newer one."""
+
+
+class WeightVersions:
+    """Weights by version; what was computed for one worker is kept for the others."""
+
+    def __init__(self) -> None:
+        self._weights: dict[int, Mapping[str, torch.Tensor]] = {}
+        self._digests: dict[tuple[int, str], int] = {}
+        self._encoded: dict[tuple[int, int, str], bytes] = {}  # by base, version and dtype
+        self._lock = threading.Lock()
+
+    def publish(self, file: WeightsFile) -> None:
+        """Add a version; the oldest goes."""
+        weights = dict(read_weights(file.path))
+        with self._lock:
+            self._weights[file.version] = weights
+            for version in sorted(self._weights)[:-KEPT]:
+                del self._weights[version]
+            kept = self._weights
+            self._digests = {k: v for k, v in self._digests.items() if k[0] in kept}
+            self._encoded = {k: v for k, v in self._encoded.items() if k[1] in kept}
+
+    def encoded(self, version: int, *, have: int, known: str, dtype: str) -> bytes:
+        """What leads to a version; empty if the worker has it. known: the digest of what it has."""
+        with self._lock:
+            if version not in self._weights:
+                raise VersionGone(f"version {version} is not kept any more")
+            base = have if known and known == self._digest(have, dtype) else -1
+            if base == version:
+                return b""
+            key = (base, version, dtype)
+            if key not in self._encoded:
+                self._encoded[key] = self._encode(*key)
+            return self._encoded[key]
+
+    def _encode(self, base: int, version: int, dtype: str) -> bytes:
+        weights = self._cast(version, dtype)
+        if base < 0:
+            return Delta.whole(weights, version=version).encode()
+        versions = {"base_version": base, "version": version}
+        old, known = self._cast(base, dtype), self._digests[base, dtype]
+        return smallest(Delta.between(old, weights, **versions, base_digest=known), weights)
+
+    def _digest(self, version: int, dtype: str) -> str:
+        """The digest of a version; "" if it is not kept."""
+        if version not in self._weights:
+            return ""
+        if (version, dtype) not in self._digests:
+            self._digests[version, dtype] = digest(self._cast(version, dtype))
+        return f"{self._digests[version, dtype]:016x}"
+
+    def _cast(self, version: int, dtype: str) -> dict[str, torch.Tensor]:
+        """Weights in the dtype of a worker; ValueError if there is no such dtype."""
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r:.20}")
+        return {name: t.to(DTYPES[dtype]) for name, t in self._weights[version].items()}
