@@ -18,6 +18,7 @@ from sparrow.schema.asynchronous import (
     AuditResult,
     RunStatus,
     StatusConfig,
+    WorkerStatus,
 )
 
 EVERY = 2.0  # seconds between two looks
@@ -120,7 +121,17 @@ def _live(live: AsyncStatus) -> Lines:
         ("idle", ", ".join(idle)),
         ("dropped", f"{_reasons(live.dropped)}; {live.again} dispatched again"),
         ("worker", f"{worker}; restarts: {live.worker_restarts}"),
+        ("workers", "\n".join(map(_worker, live.workers))),
+        ("connect", f"sparrow worker --connect {live.address}" if live.address else ""),
     ]
+
+
+def _worker(worker: WorkerStatus) -> str:
+    version = "loading weights" if worker.version is None else f"version {worker.version}"
+    own = "".join(f", {text}" for text in (worker.dtype, worker.attention) if text)
+    place = " (another machine)" if worker.remote else ""
+    heard = f"heard {duration(round(worker.heard))} ago"
+    return f"{worker.name}{place}: {version}{own}, {worker.under_way} prompts under way, {heard}"
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

@@ -22,6 +22,7 @@ from sparrow.cli.output import (
     write,
     write_json,
 )
+from sparrow.schema.asynchronous import WorkerConfig
 from sparrow.schema.common import PushConfig, ReplayConfig
 from sparrow.schema.train import TrainConfig
 
@@ -57,6 +58,28 @@ def train(
         if not current_rank():
             write(str(folder))
     return None
+
+
+def worker(config: WorkerConfig) -> int:
+    """Answer prompts of a training run on another machine, which listens by dispatch.listen.
+
+    It calls the run and needs no open port. The run's key comes from SPARROW_WORKER_KEY, its
+    configuration from the run; the model must be here. While the line is cut it tries again, when
+    the run ends it ends too; Ctrl-C gives its prompts back (docs/asynchronous.md).
+
+    For example:
+
+      sparrow worker --connect https://run.example.org
+      sparrow worker --connect http://127.0.0.1:7777 --dtype bfloat16 --budget 512
+    """
+    import asyncio
+
+    try:
+        from sparrow.dataflow.asynchronous.worker_client import answer_prompts
+    except ModuleNotFoundError as error:
+        missing = f"{error.name} is not installed"
+        raise ValueError(f"{missing}: pip install 'sparrow-rl[client]'") from error
+    return 0 if asyncio.run(answer_prompts(config, report)) else STOPPED
 
 
 def _preview(config: TrainConfig, json: bool) -> int:

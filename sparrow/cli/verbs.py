@@ -17,7 +17,7 @@ from rich.text import Text
 from sparrow import api
 from sparrow.cli import show
 from sparrow.cli.looking import audit, status
-from sparrow.cli.train import push, replay, train
+from sparrow.cli.train import push, replay, train, worker
 from sparrow.schema.base import Record
 from sparrow.schema.loading import Layer, parse, resolve
 from sparrow.schema.options import Option, list_options, section_fields
@@ -42,8 +42,8 @@ PANELS = {
         *("report", "push"),
     ),
     "Look closer": (
-        *("generate", "serve", "puzzle", "presets", "status", "audit", "replay", "simulate"),
-        *("flow", "study", "bench"),
+        *("generate", "serve", "worker", "puzzle", "presets", "status", "audit", "replay"),
+        *("simulate", "flow", "study", "bench"),
     ),
     "Make the shipped models": ("warmup",),
 }
@@ -128,7 +128,8 @@ class Verbs(Mapping[str, Verb]):
 VERBS = Verbs(
     *("demo", show.doctor, show.fetch, show.calibrate, show.plan, show.distill),
     *(train, show.evaluate, show.report, push),
-    *(show.generate, show.serve, show.puzzle, show.presets, status, audit, replay, show.simulate),
+    *(show.generate, show.serve, worker, show.puzzle, show.presets, status, audit, replay),
+    show.simulate,
     *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts, "study"),
     *map(show.measured, ("bench_attention", "bench_decode", "bench_exact")),
     *map(show.measured, ("bench_rollout", "bench_train", "bench_trace")),

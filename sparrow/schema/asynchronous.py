@@ -7,15 +7,30 @@ from pydantic import Field
 
 from sparrow.files import read_document, write_document
 from sparrow.schema.base import Record, from_dict, to_dict
-from sparrow.schema.options import argument, option
+from sparrow.schema.common import Device
+from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.run_folder import ActionLine, Measured, Shown
-from sparrow.schema.types import Directory
+from sparrow.schema.sampling import Decoding
+from sparrow.schema.types import Budget, Count, Directory, FolderName, Gib, Name, Workers
 
 PROMPTS = "prompts.sqlite"  # the ledger of prompts of an asynchronous run
+WORKER_KEY = "SPARROW_WORKER_KEY"  # of the environment: the key of workers on other machines
 STATUS = "status.json"  # where it is now
 Number = Annotated[int, Field(ge=0, lt=2**53)]
 Phase = Literal["waiting for groups", "learning", "evaluating", "ended", "stopped"]
 State = Literal["running", "ended", "stopped", "stale"]
+
+
+class WorkerStatus(Record):
+    """A rollout worker of an asynchronous run."""
+
+    name: Shown
+    version: Number | None  # of its weights; None: it loads its first ones
+    under_way: Number  # prompts
+    heard: float  # seconds since its last message
+    remote: bool = False
+    dtype: Shown = ""
+    attention: Shown = ""  # its own; "": as the gate says
 
 
 class AsyncStatus(Record):
@@ -38,6 +53,8 @@ class AsyncStatus(Record):
     worker_pid: Number | None
     worker_restarts: Number
     evaluations_waiting: Number
+    address: Shown | None = None  # where workers of other machines connect
+    workers: tuple[WorkerStatus, ...] = ()
 
     def save(self, folder: Path) -> None:
         """Write status.json into the run's folder, atomically."""
@@ -54,6 +71,38 @@ class AsyncStatus(Record):
             return from_dict(cls, document)
         except ValueError as error:
             raise ValueError(f"status {file}: {error}") from error
+
+
+# `sparrow worker`.
+
+
+class WorkerConfig(Record):
+    """`sparrow worker`: where the run is, and what differs on this machine."""
+
+    connect: Name = option(..., "Address of the run, such as https://run.example.org.")
+    name: FolderName | None = option(None, "Of this worker. Default: host and process.")
+    model: Name | None = option(None, "Where the model is here. Default: as the run says.")
+    device: Device | None = option(None, HELP["device"] + " Default: as the run says.")
+    dtype: Literal["auto", "float32", "bfloat16"] | None = option(
+        None, HELP["dtype"] + " Default: as the run says."
+    )
+    budget: Budget | None = option(None, "Tokens kept at every length, whatever the gate says.")
+    schedule: Name | None = option(None, "Budgets by length, whatever the gate says.")
+    decoding: Decoding | None = option(None, "dense, sparse or exact. Default: as the run says.")
+    max_running: Count | None = option(None, "Samples decoded at once. Default: as the run says.")
+    kv_gib: Gib | None = option(None, "Memory of the KV cache. Default: as the run says.")
+    threads: Workers | None = option(None, "Of a CPU. Default: as they are.")
+    allow_code: bool = option(False, "Import the code that the run's configuration names.")
+
+    def _check(self) -> None:
+        one = self.budget is None or self.schedule is None
+        self.require(one, "budget", "one of budget and schedule")
+        web = self.connect.startswith(("http://", "https://"))
+        self.require(web, "connect", "an address that begins with http:// or https://")
+
+    @property
+    def own_decoding(self) -> bool:
+        return any(value is not None for value in (self.budget, self.schedule, self.decoding))
 
 
 # `sparrow status`.

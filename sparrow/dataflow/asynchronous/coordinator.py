@@ -93,6 +93,7 @@ class Coordinator:
 
     start_worker   makes a worker process for a role
     workers        rollout processes of this machine
+    capacity       samples that a worker decodes at once, unless it says so
     versions       weights for workers on other machines; None: there are none
     dtype          of the run's rollouts, to know workers that differ
     silence        seconds without a request, after which a worker on another machine is lost
@@ -106,6 +107,7 @@ class Coordinator:
     overlong: Callable[[int], str | None]
     samples: int
     workers: int = 1
+    capacity: int = 1
     versions: WeightVersions | None = None
     dtype: str = ""
     silence: float = 60.0
@@ -240,13 +242,13 @@ class Coordinator:
     def rollout_workers(self) -> list[ConnectedWorker]:
         return [worker for worker in [*self._workers.values()] if worker.link.role == "rollout"]
 
-    def join(self, link: RemoteLink, name: str, capacity: int) -> str:
+    def join(self, link: RemoteLink, name: str, capacity: int | None) -> str:
         """Take a worker on another machine; return its name, with a number if it is in use."""
         with self._changed:
             names = (name if n == 1 else f"{name}-{n}" for n in count(1))
             free = next(name for name in names if name not in {*self._workers, *RESERVED})
             self._workers[free] = ConnectedWorker(
-                name=free, link=link, remote=link, capacity=capacity
+                name=free, link=link, remote=link, capacity=capacity or self.capacity
             )
         self.report(f"worker {free} has joined")
         return free
@@ -274,7 +276,9 @@ class Coordinator:
         try:
             with self._changed:
                 for number in range(1, self.workers + 1):
-                    self._start_process("rollout", "rollout" if number == 1 else f"rollout-{number}")
+                    self._start_process(
+                        "rollout", "rollout" if number == 1 else f"rollout-{number}"
+                    )
             while not self._closing:
                 self._look()
         except BaseException as error:  # of a thread: handed to the learner, or it is lost
@@ -287,7 +291,9 @@ class Coordinator:
 
     def _start_process(self, role: Role, name: str, crashes: int = 0) -> None:
         link = self.start_worker(role)
-        self._workers[name] = ConnectedWorker(name=name, link=link, crashes=crashes)
+        self._workers[name] = ConnectedWorker(
+            name=name, link=link, crashes=crashes, capacity=self.capacity
+        )
 
     def _look(self) -> None:
         for worker in ready([*self._workers.values()], POLL_SECONDS):

@@ -2,6 +2,7 @@
 
     Open, StartGroup, AbortGroup, LoadWeights, EvaluateStep                           to a worker
     Opened, GroupEnded, GroupFailed, WeightsLoaded, EvaluationEnded, WorkerFailed     from it
+    Join, Joined                                     of a worker on another machine, before these
 
 A message is a frame: two lengths, a JSON object, and the bytes of its arrays. Nothing is unpickled;
 what arrives is checked as the record that it says it is.
@@ -11,15 +12,16 @@ import json
 import socket
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from sparrow.schema.base import Record, from_dict
 from sparrow.schema.episode import Group
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.types import InFlight
+from sparrow.schema.types import FolderName, InFlight
 
 Role = Literal["rollout", "evaluation"]
 _LENGTHS = struct.Struct(">IQ")
@@ -122,6 +124,23 @@ class WorkerFailed(Record):
     fatal: bool
 
 
+class Join(Record):
+    """The first request of a worker on another machine."""
+
+    name: FolderName
+    sparrow: str  # version of the package, which must be that of the run
+    capacity: Annotated[int, Field(ge=1, le=2**16)] | None  # samples at once; None: as the run's
+
+
+class Joined(Record):
+    """The answer. name: with a number, if it was in use. files: settings whose files it fetches."""
+
+    session: str
+    name: str
+    config: str  # as JSON
+    files: tuple[str, ...]
+
+
 MESSAGES: dict[str, type[Record]] = {
     kind.__name__: kind
     for kind in (
@@ -161,6 +180,17 @@ def decode(text: bytes, blob: bytes) -> Record:
         return from_dict(kind, _from_json(header["data"], arrays))
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"not a message of a worker: {error}") from error
+
+
+def decode_frame(frame: bytes) -> Record:
+    """Make a message of a whole frame; ValueError if it is none."""
+    if len(frame) < LENGTHS_BYTES:
+        raise ValueError("not a message of a worker: it is cut off")
+    text, blob = frame_lengths(frame[:LENGTHS_BYTES])
+    if LENGTHS_BYTES + text + blob != len(frame):
+        raise ValueError("not a message of a worker: it has another length than it states")
+    middle = LENGTHS_BYTES + text
+    return decode(frame[LENGTHS_BYTES:middle], frame[middle:])
 
 
 def send(connection: socket.socket, message: Record) -> None:

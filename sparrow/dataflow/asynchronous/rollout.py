@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from sparrow.dataflow.asynchronous.dispatch import DispatchedBatch, Dispatcher
 from sparrow.dataflow.asynchronous.messages import Open
 from sparrow.dataflow.asynchronous.prompt_ledger import PromptLedger
 from sparrow.dataflow.asynchronous.selection import make_data_algorithms
-from sparrow.dataflow.asynchronous.workers import WorkerProcess
+from sparrow.dataflow.asynchronous.weight_versions import WeightVersions
+from sparrow.dataflow.asynchronous.workers import ConnectedWorker, WeightsFile, WorkerProcess
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.local.messages import Callbacks, NoCallbacks, RolloutBatch, RolloutRequest
 from sparrow.dataflow.local.rollout import without_states
@@ -32,7 +33,7 @@ from sparrow.files import make_folder
 from sparrow.models.checkpoint import pick_device
 from sparrow.models.lora import Adapter
 from sparrow.schema.asynchronous import PROMPTS as PROMPTS_FILE
-from sparrow.schema.asynchronous import AsyncStatus, Phase
+from sparrow.schema.asynchronous import WORKER_KEY, AsyncStatus, Phase, WorkerStatus
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation, outcome, outcome_shares
 from sparrow.schema.schedule import Schedule
@@ -41,13 +42,17 @@ from sparrow.sparse.flows.flow import Flow
 from sparrow.tasks.base import Examples
 from sparrow.training.objectives.algorithms import Algorithm
 
+if TYPE_CHECKING:
+    from sparrow.dataflow.asynchronous.remote_workers import RemoteWorkers
+
 LOGS = "workers"
+RUNNING = 64  # samples that a worker decodes at once, where nobody says
 STATUS_SECONDS = 1.0  # between two writes of status.json
 
 
 @dataclass(kw_only=True)
 class AsyncRolloutSide(RolloutProtocol):
-    """Rollouts by a worker process. dtype: of its weights. folder: of the run."""
+    """Rollouts by workers. dtype: of the weights. folder: of the run."""
 
     config: TrainConfig
     rows: Examples
@@ -61,6 +66,7 @@ class AsyncRolloutSide(RolloutProtocol):
     stopping: GracefulShutdown
     callbacks: Callbacks = field(default_factory=NoCallbacks)
     coordinator: Coordinator = field(init=False)
+    remote: "RemoteWorkers | None" = field(init=False, default=None)
     step: int = field(init=False, default=0)  # steps taken
     _idle: tuple[float, float] | None = field(init=False, default=None)  # shares of the last step
     _written: float = field(init=False, default=0.0)  # when status.json was
@@ -69,7 +75,10 @@ class AsyncRolloutSide(RolloutProtocol):
         self.coordinator = _coordinator(self)
 
     def header(self) -> RolloutHeader:
-        return RolloutHeader(self.rows.name, "engine in a worker process", None)
+        count, listen = self.config.dispatch.workers, self.config.dispatch.listen
+        here = "engine in a worker process" if count == 1 else f"{count} worker processes"
+        there = "" if listen is None else f", workers of other machines at {listen}"
+        return RolloutHeader(self.rows.name, here + there, None)
 
     def decoding(self, schedule: Schedule | None) -> ResolvedDecoding:
         return self.exact or ResolvedDecoding(schedule, self.flow)
@@ -105,6 +114,17 @@ class AsyncRolloutSide(RolloutProtocol):
         for count in self.coordinator.start(step):
             text = f"{count.leases} prompts are dispatched again: {count.end}, {count.reason}"
             self.callbacks.event(text, "yellow")
+        if self.coordinator.versions is not None:
+            self._listen(self.coordinator.versions)
+
+    def _listen(self, versions: WeightVersions) -> None:
+        """Let workers of other machines join."""
+        from sparrow.dataflow.asynchronous.remote_workers import KEY_FILE, RemoteWorkers
+
+        self.remote = RemoteWorkers(self.config, self.folder, versions, self.coordinator.join)
+        key = WORKER_KEY if os.environ.get(WORKER_KEY) else str(self.folder / KEY_FILE)
+        text = f"sparrow worker --connect {self.remote.address} (key: {key})"
+        self.callbacks.event(text)
 
     def _batch(self, batch: DispatchedBatch[Group], interval: SinceLastBatch) -> RolloutBatch:
         fresh = [finished.group for finished in batch.fresh]
@@ -123,8 +143,17 @@ class AsyncRolloutSide(RolloutProtocol):
             outcomes=outcome_shares(outcomes),
             verdicts=dict(interval.verdicts),
             fault=interval.fault,
-            metrics=_metrics(batch, interval, dispatcher),
+            metrics=_metrics(batch, interval, dispatcher) | self._worker_metrics(interval),
+            apart=tuple(w.name for w in self.coordinator.rollout_workers if w.differs),
         )
+
+    def _worker_metrics(self, interval: SinceLastBatch) -> dict[str, float]:
+        workers = [w for w in self.coordinator.rollout_workers if w.version is not None]
+        return {
+            "async/workers": float(len(workers)),
+            "async/workers_lost": float(interval.lost),
+            "async/refused_messages": float(interval.refused),
+        }
 
     def sleep(self) -> None:
         """The worker goes on while the learner works."""
@@ -139,6 +168,14 @@ class AsyncRolloutSide(RolloutProtocol):
         assert adapter is None, "refused by the configuration"
         copies = {name: weight.to("cpu", self.dtype) for name, weight in weights.items()}
         self.coordinator.load_weights(copies, version)
+
+    def publish(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Keep the weights that the run starts from for workers of other machines."""
+        assert self.coordinator.versions is not None
+        copies = {name: weight.to("cpu", self.dtype) for name, weight in weights.items()}
+        file = WeightsFile(copies, 0)
+        self.coordinator.versions.publish(file)
+        file.close()
 
     def evaluate(self, schedule: Schedule | None, *, sparse: bool | None = None) -> Evaluation:
         raise ValueError("an asynchronous run is evaluated beside its steps: use validate")
@@ -158,9 +195,12 @@ class AsyncRolloutSide(RolloutProtocol):
         return ended
 
     def close(self) -> None:
+        ended = self.step >= self.config.run.steps - 1
+        if self.remote is not None:
+            self.remote.close(ended=ended)
         self.coordinator.close()  # its thread writes the status too
         if self.coordinator.started:
-            self.write_status("ended" if self.step >= self.config.run.steps - 1 else "stopped")
+            self.write_status("ended" if ended else "stopped")
         self.coordinator.dispatcher.ledger.close()
 
     def state(self) -> dict[str, Any]:
@@ -199,6 +239,8 @@ class AsyncRolloutSide(RolloutProtocol):
             worker_pid=coordinator.worker_pid,
             worker_restarts=coordinator.restarts,
             evaluations_waiting=coordinator.evaluations_waiting,
+            address=None if self.remote is None else self.remote.address,
+            workers=tuple(map(_worker_status, coordinator.rollout_workers)),
         ).save(self.folder)
 
     def overlong(self, position: int) -> str | None:
@@ -239,6 +281,11 @@ def _coordinator(side: AsyncRolloutSide) -> Coordinator:
         ),
         overlong=side.overlong,
         samples=config.rollout.samples,
+        workers=settings.workers,
+        capacity=config.rollout.max_running or RUNNING,
+        versions=None if settings.listen is None else WeightVersions(),
+        dtype=str(side.dtype).removeprefix("torch."),
+        silence=settings.silence,
         watched=0 if config.gate.mode == "off" else config.gate.sample,
         in_flight=settings.in_flight,
         deadline=settings.deadline,
@@ -248,10 +295,23 @@ def _coordinator(side: AsyncRolloutSide) -> Coordinator:
 
 
 def share_threads(config: TrainConfig) -> int | None:
-    """Half of the threads for each side on a CPU; None on a GPU."""
+    """Half of the threads for each side on a CPU, of the workers together; None on a GPU."""
     if pick_device(config.model.device).type != "cpu":
         return None
-    return max(1, torch.get_num_threads() // 2)
+    return max(1, torch.get_num_threads() // 2 // max(1, config.dispatch.workers))
+
+
+def _worker_status(worker: ConnectedWorker) -> WorkerStatus:
+    heard = worker.heard if worker.remote is None else worker.remote.heard
+    return WorkerStatus(
+        name=worker.name,
+        version=worker.version,
+        under_way=len(worker.begun),
+        heard=time.monotonic() - heard,
+        remote=worker.remote is not None,
+        dtype=worker.dtype,
+        attention=worker.attention,
+    )
 
 
 def _watched(groups: Sequence[Group]) -> tuple[Trajectory, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
+from sparrow.dataflow.asynchronous.exchange import seal
 from sparrow.dataflow.asynchronous.workers import WeightsFile, read_weights
 from sparrow.models.deltas import DTYPES, Delta, digest, smallest
 
@@ -40,7 +41,10 @@ class WeightVersions:
             self._encoded = {k: v for k, v in self._encoded.items() if k[1] in kept}
 
     def encoded(self, version: int, *, have: int, known: str, dtype: str) -> bytes:
-        """What leads to a version; empty if the worker has it. known: the digest of what it has."""
+        """What leads to a version, sealed; empty if the worker has it.
+
+        known: the digest of what it has. The same question has the same answer, byte for byte.
+        """
         with self._lock:
             if version not in self._weights:
                 raise VersionGone(f"version {version} is not kept any more")
@@ -49,7 +53,7 @@ class WeightVersions:
                 return b""
             key = (base, version, dtype)
             if key not in self._encoded:
-                self._encoded[key] = self._encode(*key)
+                self._encoded[key] = seal(self._encode(*key))
             return self._encoded[key]
 
     def _encode(self, base: int, version: int, dtype: str) -> bytes:

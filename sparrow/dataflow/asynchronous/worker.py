@@ -1,9 +1,9 @@
 """The worker process: the rollout side of a run, answering prompts as they come.
 
-A script that workers.py starts, with its connection as the only argument. Beside `sparrow worker` it
-is the same, but that weights come as deltas. It answers many prompts
+A script that workers.py starts, with its connection as the only argument. It answers many prompts
 at once, loads new weights between two steps of the engine, and ends when its parent does. One with
-the role of evaluation answers the held-out rows instead, each time with the weights of a step.
+the role of evaluation answers the held-out rows instead, each time with the weights of a step. The
+parent is the run, or `sparrow worker` on another machine, where weights come as deltas.
 """
 
 import asyncio

@@ -58,7 +58,7 @@ class ConnectedWorker:
     name: str
     link: WorkerLink
     remote: RemoteLink | None = None  # the link, if the worker is on another machine
-    capacity: int = 1  # samples that it decodes at once, if it says so
+    capacity: int = 1  # samples that it decodes at once
     is_open: bool = False  # it can load weights
     version: int | None = None  # of its weights; None: not known yet
     sent: int = -1  # the newest version that it was sent

@@ -83,6 +83,8 @@ def make_batch(
     trajectories, count = rollouts.trajectories, len(rollouts.trajectories)
     if measured is None:
         measured = list(zip([*trajectories, *rollouts.watched], scores, strict=True))
+    others = [pair for pair in measured if pair[0].worker in rollouts.apart]
+    measured = [pair for pair in measured if pair[0].worker not in rollouts.apart]
     learnt = tuple(map(_with_old, samples[:count], scores[:count]))
     weights, mismatch = _weights(learnt, scores[:count], algorithm)
     return LearnerBatch(
@@ -93,7 +95,7 @@ def make_batch(
         references=None if references is None else tuple(references),
         readings=tuple(_reading(*pair) for pair in measured if pair[1].alpha is not None),
         estimates=tuple(_estimate(*pair) for pair in measured),
-        mismatch=mismatch,
+        mismatch=mismatch | _by_worker(others),
         teacher=teacher,
     )
 
@@ -114,6 +116,15 @@ def _weights(
     weight_T = combine(algorithm.corrections, log_rho_T, sequence_T)
     parts = np.split(weight_T.numpy(), np.cumsum(counts)[:-1])
     return parts, diagnose(log_rho_T, weight_T, sequence_T)
+
+
+def _by_worker(measured: Sequence[Measured]) -> dict[str, float]:
+    """Estimated acceptance of workers that the gate does not read, by name."""
+    ratios: dict[str, list[np.ndarray]] = {}
+    for pair in measured:
+        ratios.setdefault(pair[0].worker, []).append(_estimate(*pair).ratio)
+    found = {name: np.concatenate(parts) for name, parts in ratios.items()}
+    return {f"async/accept/{name}": float(r.mean()) for name, r in found.items() if len(r)}
 
 
 def _is_finite(scores: SampleScores) -> bool:

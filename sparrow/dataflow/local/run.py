@@ -367,7 +367,7 @@ def open_parts(
                 "rollout.kv_gib: set it for run.loop = async on a GPU, which the learner and two "
                 "engines share; --dry-run says what the learner takes"
             )
-        side: RolloutProtocol = _async_side(sampling, dtype, folder, stopping)
+        side: RolloutProtocol = _async_side(sampling, dtype, folder, stopping, learner)
     else:
         backend = _backend(config, sampling, dtype, device)
         if learner.adapter is not None and rollout.distill.adapter is not None:
@@ -493,12 +493,19 @@ def open_rollout_side(config: TrainConfig, report: Report = print) -> RolloutSid
 
 
 def _async_side(
-    sampling: _Sampling, dtype: torch.dtype, folder: Path, stopping: GracefulShutdown
+    sampling: _Sampling,
+    dtype: torch.dtype,
+    folder: Path,
+    stopping: GracefulShutdown,
+    learner: LearnerProtocol,
 ) -> RolloutProtocol:
     from sparrow.dataflow.asynchronous.rollout import AsyncRolloutSide
 
     own: dict[str, Any] = {"dtype": dtype, "folder": folder, "stopping": stopping}
-    return AsyncRolloutSide(**sampling.settings(), **own)
+    side = AsyncRolloutSide(**sampling.settings(), **own)
+    if sampling.config.dispatch.listen is not None:
+        side.publish(learner.weights())
+    return side
 
 
 def _ranks(config: TrainConfig, device: torch.device) -> World:
