@@ -9,7 +9,7 @@ A group that takes longer than `deadline` is given back too, and dropped after s
 
 **Which worker.** The one with the fewest groups under way for what it decodes at once, of those
 whose weights are new enough: a prompt starts where its group, drawn under the version that this
-worker has, is expected to be used within the staleness.
+worker has, is expected to be used within the staleness. One that is full gets more only if all are.
 """
 
 import threading
@@ -93,7 +93,6 @@ class Coordinator:
 
     start_worker   makes a worker process for a role
     workers        rollout processes of this machine
-    capacity       samples that a worker decodes at once, unless it says so
     versions       weights for workers on other machines; None: there are none
     dtype          of the run's rollouts, to know workers that differ
     silence        seconds without a request, after which a worker on another machine is lost
@@ -107,7 +106,6 @@ class Coordinator:
     overlong: Callable[[int], str | None]
     samples: int
     workers: int = 1
-    capacity: int = 1
     versions: WeightVersions | None = None
     dtype: str = ""
     silence: float = 60.0
@@ -242,14 +240,12 @@ class Coordinator:
     def rollout_workers(self) -> list[ConnectedWorker]:
         return [worker for worker in [*self._workers.values()] if worker.link.role == "rollout"]
 
-    def join(self, link: RemoteLink, name: str, capacity: int | None) -> str:
+    def join(self, link: RemoteLink, name: str) -> str:
         """Take a worker on another machine; return its name, with a number if it is in use."""
         with self._changed:
             names = (name if n == 1 else f"{name}-{n}" for n in count(1))
             free = next(name for name in names if name not in {*self._workers, *RESERVED})
-            self._workers[free] = ConnectedWorker(
-                name=free, link=link, remote=link, capacity=capacity or self.capacity
-            )
+            self._workers[free] = ConnectedWorker(name=free, link=link, remote=link)
         self.report(f"worker {free} has joined")
         return free
 
@@ -291,9 +287,7 @@ class Coordinator:
 
     def _start_process(self, role: Role, name: str, crashes: int = 0) -> None:
         link = self.start_worker(role)
-        self._workers[name] = ConnectedWorker(
-            name=name, link=link, crashes=crashes, capacity=self.capacity
-        )
+        self._workers[name] = ConnectedWorker(name=name, link=link, crashes=crashes)
 
     def _look(self) -> None:
         for worker in ready([*self._workers.values()], POLL_SECONDS):
@@ -371,7 +365,7 @@ class Coordinator:
         if worker.link.role == "evaluation":
             self._send_evaluation()
             return
-        self.header = message.header
+        self.header, worker.room = message.header, max(1, message.running) / self.samples
         worker.dtype, worker.attention = message.dtype, message.attention
         other = bool(message.attention) or message.dtype != self.dtype
         worker.differs = worker.remote is not None and other
@@ -505,7 +499,14 @@ class Coordinator:
             for worker in self.rollout_workers
             if worker.version is not None and self.dispatcher.admits(worker.version)
         ]
-        return min(ready, key=lambda worker: (worker.load, -(worker.version or 0)), default=None)
+        best = min(ready, key=lambda worker: (worker.load, -(worker.version or 0)), default=None)
+        if (
+            best is not None
+            and best.load >= 1
+            and any(worker.is_open and worker.load < 1 for worker in self.rollout_workers)
+        ):
+            return None  # for one that loads weights, or for the next end of a group
+        return best
 
     def _refuse_overlong(self) -> None:
         count = len(self.interval.overlong)

@@ -12,10 +12,9 @@ import json
 import socket
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 
 from sparrow.schema.base import Record, from_dict
 from sparrow.schema.episode import Group
@@ -80,6 +79,7 @@ class Opened(Record):
 
     header: str
     isolation: str | None  # of its verifiers
+    running: int = 1  # samples that it decodes at once
     dtype: str = ""
     attention: str = ""  # its own; "": that of each prompt
     digest: str = ""  # of its weights, on another machine
@@ -129,7 +129,6 @@ class Join(Record):
 
     name: FolderName
     sparrow: str  # version of the package, which must be that of the run
-    capacity: Annotated[int, Field(ge=1, le=2**16)] | None  # samples at once; None: as the run's
 
 
 class Joined(Record):

@@ -48,7 +48,7 @@ LONGEST_WAIT = 20.0  # seconds of a request
 FAREWELL = 5.0  # seconds in which workers hear that the run has ended
 SESSION = "x-sparrow-session"
 
-OnJoin = Callable[[RemoteLink, str, int | None], str]  # worker, name, capacity -> its name
+OnJoin = Callable[[RemoteLink, str], str]  # a worker and its name -> the name that it gets
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -217,7 +217,7 @@ class RemoteWorkers:
             raise Refusal(503, "too many workers", "many")
         session = RemoteSession()
         self._sessions[session.name] = session
-        name = await asyncio.to_thread(self._join, session, join.name, join.capacity)
+        name = await asyncio.to_thread(self._join, session, join.name)
         answer = Joined(
             session=session.name,
             name=name,

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from sparrow.dataflow.asynchronous.remote_workers import RemoteWorkers
 
 LOGS = "workers"
-RUNNING = 64  # samples that a worker decodes at once, where nobody says
 STATUS_SECONDS = 1.0  # between two writes of status.json
 
 
@@ -282,7 +281,6 @@ def _coordinator(side: AsyncRolloutSide) -> Coordinator:
         overlong=side.overlong,
         samples=config.rollout.samples,
         workers=settings.workers,
-        capacity=config.rollout.max_running or RUNNING,
         versions=None if settings.listen is None else WeightVersions(),
         dtype=str(side.dtype).removeprefix("torch."),
         silence=settings.silence,

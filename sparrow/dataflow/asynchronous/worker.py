@@ -82,6 +82,7 @@ def _opened(side: RolloutSide, opening: Open, own: ResolvedDecoding | None) -> O
     return Opened(
         header=side.backend.header(),
         isolation=getattr(side.judge, "isolation", None),
+        running=_engine(side).max_running,
         dtype=str(model.dtype).removeprefix("torch."),
         attention="" if own is None else own.describe(),
         digest=f"{digest(hf_views(model)):016x}" if opening.remote else "",

@@ -351,7 +351,6 @@ async def _join(config: WorkerConfig, line: Line) -> Joined:
     join = Join(
         name=config.name or f"{socket.gethostname()}-{os.getpid()}",
         sparrow=__version__,
-        capacity=config.max_running,
     )
     content = seal(json.dumps(to_dict(join)).encode())
     joined = from_dict(Joined, json.loads(await line.post("open", content, unseal)))

@@ -58,7 +58,7 @@ class ConnectedWorker:
     name: str
     link: WorkerLink
     remote: RemoteLink | None = None  # the link, if the worker is on another machine
-    capacity: int = 1  # samples that it decodes at once
+    room: float = 1.0  # groups that it decodes at once
     is_open: bool = False  # it can load weights
     version: int | None = None  # of its weights; None: not known yet
     sent: int = -1  # the newest version that it was sent
@@ -73,7 +73,8 @@ class ConnectedWorker:
 
     @property
     def load(self) -> float:
-        return len(self.begun) / self.capacity
+        """Groups under way, as a share of those that it decodes at once."""
+        return len(self.begun) / self.room
 
 
 class WorkerProcess:

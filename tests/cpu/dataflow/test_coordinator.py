@@ -22,6 +22,7 @@ from sparrow.dataflow.asynchronous.messages import (
     Role,
     StartGroup,
     WeightsLoaded,
+    WorkerFailed,
 )
 from sparrow.dataflow.asynchronous.workers import WorkerLost
 from sparrow.dataflow.local.messages import EpisodeFailed
@@ -198,3 +199,133 @@ def test_stale_groups_are_counted_with_their_tokens(play: Any) -> None:
     assert own.coordinator.next_batch(lambda: True) is None
     assert own.coordinator.interval.dropped == {"stale": 2}
     assert own.coordinator.interval.wasted_tokens == 4
+
+
+# Several workers, and those of other machines.
+
+
+def far(own: Play, name: str = "far", *, opened: bool = True, **about: Any) -> PlayedWorker:
+    """A worker of another machine that has joined, and has the weights there are."""
+    worker = PlayedWorker("rollout")
+    worker.heard = time.monotonic()
+    own.coordinator.join(worker, name)
+    if opened:
+        worker.say(Opened(header="", isolation=None, **about))
+        until(lambda: worker.messages(LoadWeights))
+        load = worker.messages(LoadWeights)[-1]
+        assert load.file == ""
+        worker.say(WeightsLoaded(version=load.version, seconds=0.0, tokens=0))
+    return worker
+
+
+def starts(*workers: PlayedWorker) -> list[int]:
+    return [len(worker.messages(StartGroup)) for worker in workers]
+
+
+def test_prompts_go_to_the_worker_with_the_fewest_for_its_size(play: Any) -> None:
+    own = play(workers=2, dispatch={"batch": 10})
+    first, second = own.worker("rollout"), own.worker("rollout", 1)
+    third = far(own, opened=False)
+    with own.coordinator._changed:
+        for worker, room in zip(own.coordinator.rollout_workers, (2, 2, 6), strict=True):
+            worker.version, worker.room = 0, room
+    until(lambda: sum(starts(first, second, third)) == 10)
+    assert starts(first, second, third) == [2, 2, 6]
+    assert {w.name for w in own.coordinator.rollout_workers} == {"rollout", "rollout-2", "far"}
+
+
+def test_a_full_worker_leaves_prompts_to_one_that_loads_weights(play: Any) -> None:
+    own = play(dispatch={"batch": 4})
+    slow = far(own, opened=False)
+    slow.say(Opened(header="", isolation=None))
+    until(lambda: slow.messages(LoadWeights))
+    first = own.open()
+    until(lambda: starts(first) == [1])
+    own.end(first, first.messages(StartGroup)[0])
+    until(lambda: starts(first) == [2])
+    assert starts(slow) == [0]
+    slow.say(WeightsLoaded(version=0, seconds=0.0, tokens=0))
+    assert until(lambda: starts(slow) == [1])
+
+
+def test_a_worker_that_is_behind_gets_prompts_while_they_can_be_used(play: Any) -> None:
+    own = play(dispatch={"batch": 1, "staleness": 2})
+    slow = far(own)
+    until(lambda: starts(slow) == [3])
+    own.end(slow, slow.messages(StartGroup)[0])
+    assert own.coordinator.next_batch(lambda: False) is not None
+    own.coordinator.load_weights(WEIGHTS, 1)
+    first = own.open()
+    until(lambda: starts(first) == [0] and first.messages(LoadWeights))
+    first.say(WeightsLoaded(version=1, seconds=0.0, tokens=0))
+    until(lambda: starts(first) == [1])  # the slow one would draw it under version 0: too old
+    assert [start.version for start in first.messages(StartGroup)] == [1]
+    assert starts(slow) == [3]
+    assert slow.messages(LoadWeights)[-1].version == 1
+
+
+def test_names_of_workers_are_unique(play: Any) -> None:
+    own = play()
+    for expected in ("far", "far-2", "far-3"):
+        worker = PlayedWorker("rollout")
+        worker.heard = time.monotonic()
+        assert own.coordinator.join(worker, "far") == expected
+    worker = PlayedWorker("rollout")
+    worker.heard = time.monotonic()
+    assert own.coordinator.join(worker, "evaluation") == "evaluation-2"
+
+
+def test_a_worker_that_lies_is_refused_and_then_dropped(play: Any) -> None:
+    """Its prompts are dispatched again, and nothing of what it said is used."""
+    heard: list[str] = []
+    own = play(workers=0, dispatch={"batch": 3}, report=heard.append)
+    liar = far(own)
+    until(lambda: starts(liar) == [3])
+    first, second, third = liar.messages(StartGroup)
+
+    def ended(lease: int, prompt: int, version: int) -> GroupEnded:
+        return GroupEnded(lease=lease, group=group(f"{prompt}", (version,)), verdicts={}, fault="")
+
+    liar.say(ended(first.lease, first.position, 5))  # a version that it was never sent
+    liar.say(ended(second.lease, third.position, 0))  # another prompt than that of the lease
+    until(lambda: starts(liar) == [5])  # these are dispatched again
+    assert not own.coordinator.dispatcher.buffer
+    own.end(liar, third)
+    until(lambda: own.coordinator.dispatcher.buffer)
+    own.end(liar, third)  # twice
+    until(lambda: "worker far was lost: 3 of its messages were refused" in heard)
+    assert len(own.coordinator.dispatcher.buffer) == 1
+    assert own.coordinator.interval.refused == 3
+    honest = far(own, "honest")
+    until(lambda: starts(honest) == [2])
+    assert {s.position for s in honest.messages(StartGroup)} == {first.position, second.position}
+    honest.say(WeightsLoaded(version=9, seconds=0.0, tokens=0))
+    until(lambda: own.coordinator.interval.refused == 4)
+    assert own.coordinator.dispatcher.version == 0
+
+
+def test_a_worker_of_another_machine_that_is_silent_or_fails_ends_nothing(play: Any) -> None:
+    heard: list[str] = []
+    own = play(workers=0, dispatch={"batch": 2}, silence=0.5, report=heard.append)
+    silent = far(own, "silent")
+    until(lambda: starts(silent) == [2])
+    until(lambda: any("silent was lost: no request" in text for text in heard))
+    failing = far(own, "failing")
+    until(lambda: starts(failing) == [2])
+    failing.say(WorkerFailed(reason="no GPU", fatal=True))
+    until(lambda: "worker failing was lost: no GPU" in heard)
+    last = far(own, "last")
+    until(lambda: starts(last) == [2])
+    for started in last.messages(StartGroup):
+        own.end(last, started)
+    batch, interval = own.coordinator.next_batch(lambda: False)
+    assert (interval.lost, interval.again) == (2, 4)
+    assert {t.worker for g in batch.groups for t in g.trajectories} == {"last"}
+
+
+def test_a_worker_that_differs_carries_no_states_for_the_gate(play: Any) -> None:
+    own = play(workers=0, watched=2, dtype="float32")
+    other = far(own, dtype="bfloat16")
+    until(lambda: starts(other) == [2])
+    assert [start.watched for start in other.messages(StartGroup)] == [0, 0]
+    assert [worker.differs for worker in own.coordinator.rollout_workers] == [True]

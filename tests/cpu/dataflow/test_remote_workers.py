@@ -72,13 +72,13 @@ class Server:
         headers = {"authorization": f"Bearer {KEY}"}
         self.client = httpx2.Client(base_url=f"{self.workers.address}/worker/", headers=headers)
 
-    def _join(self, session: RemoteSession, name: str, capacity: int | None) -> str:
+    def _join(self, session: RemoteSession, name: str) -> str:
         self.sessions.append(session)
         return name
 
     def open(self) -> RemoteSession:
         """A session whose name the client sends from now on."""
-        join = Join(name="far", sparrow=__version__, capacity=None)
+        join = Join(name="far", sparrow=__version__)
         answer = self.client.post("open", content=seal(json.dumps(to_dict(join)).encode()))
         joined = json.loads(unseal(answer.content))
         assert TrainConfig.model_validate_json(joined["config"]) == self.config
@@ -118,7 +118,7 @@ def test_what_is_not_of_a_session_is_refused(
     assert server.client.get("file", params={"key": "model.name"}).status_code == 404
     monkeypatch.setattr(remote_workers, "MOST_BODY", 1000)
     assert server.client.post("exchange", content=bytes(1001)).status_code == 413
-    other = Join(name="far", sparrow="0.0", capacity=None)
+    other = Join(name="far", sparrow="0.0")
     content = seal(json.dumps(to_dict(other)).encode())
     assert server.client.post("open", content=content).status_code == 409
     session.close()
@@ -325,11 +325,11 @@ def test_a_local_and_a_remote_worker_give_the_bits_of_the_synchronous_loop(
     chat_model: Path, rows: Path, tmp_path: Path, worker: Any
 ) -> None:
     here, there = tmp_path / "sync", tmp_path / "async"
-    with open_run(chosen(chat_model, here, rows, "sync")) as run:
+    few = {"prompts": 6, "max_running": 4, "attention": SPARSE}  # a group at once: both get some
+    with open_run(chosen(chat_model, here, rows, "sync", rollout=few)) as run:
         train(run)
-    settings = chosen(
-        chat_model, there, rows, "async", dispatch={"staleness": 0, "listen": "127.0.0.1:0"}
-    )
+    dispatch = {"staleness": 0, "listen": "127.0.0.1:0"}
+    settings = chosen(chat_model, there, rows, "async", rollout=few, dispatch=dispatch)
     meets = Meets(2, lambda side: worker(side.remote.address, "--allow-code"))
     run_with(settings, meets)
     for step in range(4):
