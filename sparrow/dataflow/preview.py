@@ -38,6 +38,7 @@ from sparrow.models.sources import locate, shipped, split_revision
 from sparrow.models.spec import CONFIG, SHAPES, ModelSpec, read_json, spec_from_hf
 from sparrow.schema.base import Record
 from sparrow.schema.schedule import DENSE, Schedule
+from sparrow.schema.simulation import TrainDispatchConfig
 from sparrow.schema.train import TrainConfig
 from sparrow.sparse.budgets import check_fit
 from sparrow.sparse.rule import Rule
@@ -398,6 +399,8 @@ class _Planner:
             notes.append(
                 "exact decoding is timed as dense: how many drafts are accepted is unknown"
             )
+        if self.asynchronous:
+            notes += _worker_notes(self.config.dispatch)
         if self.config.run.learner != "sparrow":
             notes.append("memory and times are those of our learner: another one may need more")
         if not self.counted:
@@ -486,3 +489,16 @@ def find_machine(device: str) -> TargetMachine:
         memory = Hardware.load(ABSENT).memory
         return TargetMachine(name=ABSENT, kind="cuda", memory=memory, here=False, hardware=ABSENT)
     return TargetMachine(name="this CPU", kind="cpu", memory=host_memory())
+
+
+def _worker_notes(settings: TrainDispatchConfig) -> list[str]:
+    """Who samples where, if it is not one process of this machine."""
+    notes = []
+    if settings.workers > 1:
+        notes.append(f"{settings.workers} rollout processes; the engine's memory is that of one")
+    if settings.listen is not None:
+        here = "no rollout process here; " if not settings.workers else ""
+        notes.append(
+            f"{here}workers of other machines: sparrow worker --connect http://{settings.listen}"
+        )
+    return notes

@@ -109,6 +109,7 @@ class Coordinator:
     versions: WeightVersions | None = None
     dtype: str = ""
     silence: float = 60.0
+    embedding: tuple[int, int] | None = None  # shape, to check what comes from other machines
     watched: int = 0
     in_flight: InFlight = "keep"
     deadline: float | None = None
@@ -444,7 +445,14 @@ class Coordinator:
         held, prompt = worker.begun.get(message.lease), message.group.prompt_id
         if held is not None and prompt != self.dispatcher.row(held[0].position):
             return f"it answered prompt {prompt!r:.40} under the lease of another"
-        return None
+        fits = worker.remote is None or all(map(self._fits, message.group.trajectories))
+        return None if fits else "its tokens or states do not fit the model"
+
+    def _fits(self, trajectory: Trajectory) -> bool:
+        """Whether the learner can take a trajectory of a stranger."""
+        vocabulary, width = self.embedding or (2**31, None)
+        states = trajectory.hidden is None or width in (None, trajectory.hidden.shape[1])
+        return states and int(trajectory.ids.max(initial=0)) < vocabulary
 
     def _report_filtered(self) -> None:
         """Say so where a batch waits for groups that the filter keeps."""

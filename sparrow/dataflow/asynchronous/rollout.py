@@ -32,6 +32,7 @@ from sparrow.engine.answer import ResolvedDecoding
 from sparrow.files import make_folder
 from sparrow.models.checkpoint import pick_device
 from sparrow.models.lora import Adapter
+from sparrow.models.weights import EMBEDDING
 from sparrow.schema.asynchronous import PROMPTS as PROMPTS_FILE
 from sparrow.schema.asynchronous import WORKER_KEY, AsyncStatus, Phase, WorkerStatus
 from sparrow.schema.episode import Group, Trajectory
@@ -68,6 +69,7 @@ class AsyncRolloutSide(RolloutProtocol):
     remote: "RemoteWorkers | None" = field(init=False, default=None)
     step: int = field(init=False, default=0)  # steps taken
     _idle: tuple[float, float] | None = field(init=False, default=None)  # shares of the last step
+    _learnt: int = field(init=False, default=0)  # steps, whose weights were sent
     _written: float = field(init=False, default=0.0)  # when status.json was
 
     def __post_init__(self) -> None:
@@ -167,11 +169,14 @@ class AsyncRolloutSide(RolloutProtocol):
         assert adapter is None, "refused by the configuration"
         copies = {name: weight.to("cpu", self.dtype) for name, weight in weights.items()}
         self.coordinator.load_weights(copies, version)
+        self._learnt = version
 
     def publish(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Keep the weights that the run starts from for workers of other machines."""
         assert self.coordinator.versions is not None
         copies = {name: weight.to("cpu", self.dtype) for name, weight in weights.items()}
+        vocabulary, width = copies[EMBEDDING].shape
+        self.coordinator.embedding = (vocabulary, width)
         file = WeightsFile(copies, 0)
         self.coordinator.versions.publish(file)
         file.close()
@@ -194,7 +199,7 @@ class AsyncRolloutSide(RolloutProtocol):
         return ended
 
     def close(self) -> None:
-        ended = self.step >= self.config.run.steps - 1
+        ended = self._learnt >= self.config.run.steps
         if self.remote is not None:
             self.remote.close(ended=ended)
         self.coordinator.close()  # its thread writes the status too

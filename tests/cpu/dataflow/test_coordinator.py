@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.async_runs import group
@@ -329,3 +330,21 @@ def test_a_worker_that_differs_carries_no_states_for_the_gate(play: Any) -> None
     until(lambda: starts(other) == [2])
     assert [start.watched for start in other.messages(StartGroup)] == [0, 0]
     assert [worker.differs for worker in own.coordinator.rollout_workers] == [True]
+
+
+def test_what_the_learner_cannot_take_is_refused(play: Any) -> None:
+    own = play(workers=0, dispatch={"batch": 3}, embedding=(4, 8))
+    bad = far(own)
+    until(lambda: starts(bad) == [3])
+    changes: list[dict[str, Any]] = [
+        {"ids": np.array([1, 2, 4])},
+        {"ids": np.array([1, 2, 2**30])},
+        {"hidden": np.zeros((2, 7), np.float32)},
+    ]
+    for started, change in zip(bad.messages(StartGroup), changes, strict=True):
+        whole = group(f"{started.position}", (0,))
+        wrong = whole.replace(trajectories=(whole.trajectories[0].replace(**change),))
+        bad.say(GroupEnded(lease=started.lease, group=wrong, verdicts={}, fault=""))
+    assert until(lambda: own.coordinator.interval.lost == 1)
+    assert own.coordinator.interval.refused == 3
+    assert not own.coordinator.dispatcher.buffer
