@@ -36,6 +36,7 @@ NOT_HERE = {
     "pip install": "needs a network, and changes the environment of the test",
     "pytest": "would be the tests themselves",
     "sparrow serve": "serves until it is stopped: test_serve_cli.py",
+    "sparrow worker": "works until a run ends: test_remote_workers.py",
 }
 LONGEST = 240.0  # seconds of one command; only so that what hangs ends
 LONGEST_SLOW = 1500.0
