@@ -125,7 +125,8 @@ class Coordinator:
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._workers: dict[str, ConnectedWorker] = {}  # by name
-        self._started = 0  # groups
+        self._started = 0  # prompts, each counted once
+        self._watched: dict[int, int] = {}  # answers for the gate, by position of a prompt
         self._files: dict[int, WeightsFile] = {}  # by version
         self._evaluations: dict[int, EvaluateStep] = {}  # that have not ended, by step
         self._ended: list[tuple[int, Evaluation]] = []
@@ -425,6 +426,7 @@ class Coordinator:
             self.interval.wasted_tokens += sampled_tokens(message.group)
             return  # it was aborted meanwhile
         lease, group = begun[0], _labelled(message.group, worker)
+        self._watched.pop(lease.position, None)
         self.interval.ended.append(group)
         before = Counter(self.dispatcher.dropped)
         oldest = oldest_version(group, lease.version)
@@ -534,20 +536,26 @@ class Coordinator:
             )
 
     def _start(self, worker: ConnectedWorker, lease: Lease) -> None:
-        batch = self.dispatcher.batch
-        share, more = divmod(min(self.watched, batch * self.samples), batch)
-        watched = share + (self._started % batch < more)
-        self._started += 1
+        watched = 0 if worker.differs else self._watched_answers(lease.position)
         worker.begun[lease.number] = (lease, time.monotonic())
         worker.unanswered.add(lease.number)
         start = StartGroup(
             lease=lease.number,
             position=lease.position,
             version=lease.version,
-            watched=0 if worker.differs else watched,  # the gate does not read these
+            watched=watched,
             schedule=self.schedule,
         )
         self._send(worker, start)
+
+    def _watched_answers(self, position: int) -> int:
+        """Answers with states, as many when a prompt is dispatched again: draws depend on it."""
+        if position not in self._watched:
+            batch = self.dispatcher.batch
+            share, more = divmod(min(self.watched, batch * self.samples), batch)
+            self._watched[position] = share + (self._started % batch < more)
+            self._started += 1
+        return self._watched[position]
 
     def _abort_dropped(self) -> None:
         """Stop answering what the dispatcher has dropped as late."""

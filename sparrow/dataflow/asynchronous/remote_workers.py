@@ -134,6 +134,7 @@ class RemoteWorkers:
         self._sessions: dict[str, RemoteSession] = {}
         self._files = {name: file for name, file in _named_files(config).items() if file.is_file()}
         self._ended, self._told = False, set[str]()
+        self._longest_wait = min(LONGEST_WAIT, config.dispatch.silence / 3)
         host, port = listening_address(config.dispatch.listen)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family)
@@ -228,7 +229,7 @@ class RemoteWorkers:
 
     async def _exchange(self, request: Request) -> Response:
         session = self._session(request)
-        wait = min(LONGEST_WAIT, float(request.query_params.get("wait", 0)))
+        wait = min(self._longest_wait, float(request.query_params.get("wait", 0)))
         for frame in session.exchange.accept(Body.unpack(await _read(request, MOST_BODY))):
             session.put(frame)
         if wait > 0:

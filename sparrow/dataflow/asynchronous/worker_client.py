@@ -77,11 +77,16 @@ class _Gone(Exception):
     """The version is not kept any more: a newer one will be announced."""
 
 
+ENDS: dict[str, type[Exception]] = {"ended": RunEnded, "lost": SessionLost, "gone": _Gone}
+FINAL = (401, 403, 404, 405, 409, 413)  # statuses of a run that is none, or refuses us
+
+
 class Line:
     """Requests to the run, repeated until they are answered."""
 
     def __init__(self, http: httpx2.AsyncClient, report: Report) -> None:
-        self._http, self._report, self._cut = http, report, False
+        self._http, self._report = http, report
+        self._cut = self._known = False  # it does not answer; it has answered once
         self.session = ""
 
     async def post(self, path: str, content: bytes, read: Callable[[bytes], T], **query: Any) -> T:
@@ -92,8 +97,8 @@ class Line:
                 response = await self._http.post(path, headers=self._headers, **settings)
                 if response.status_code == 200:
                     return self._answered(read(response.content))
-                problem = _refusal(response)
-            except (httpx2.TransportError, ValueError) as error:
+                problem = self._refusal(response)
+            except (httpx2.RequestError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
             await self._pause(problem, pause)
         raise AssertionError("there is no last pause")
@@ -113,8 +118,8 @@ class Line:
                             data += part
                         return self._answered(unseal(bytes(data)))
                     await response.aread()
-                    problem = _refusal(response)
-            except httpx2.TransportError as error:
+                    problem = self._refusal(response)
+            except httpx2.RequestError as error:
                 problem = f"{type(error).__name__}: {error}"
             except ValueError as error:
                 problem = str(error)
@@ -134,8 +139,24 @@ class Line:
     def _answered(self, answer: T) -> T:
         if self._cut:
             self._report("the run answers again")
-        self._cut = False
+        self._cut, self._known = False, True
         return answer
+
+    def _refusal(self, response: httpx2.Response) -> str:
+        """Why a request is to be repeated; raises where that is of no use.
+
+        What once was answered may only be damaged now: it is repeated whatever the status.
+        """
+        text, code = response.text[:300], ""
+        with suppress(ValueError, TypeError, LookupError):
+            document = response.json()
+            text, code = str(document["error"])[:300], str(document["code"])
+        if (kind := ENDS.get(code)) is not None:
+            raise kind(text)
+        if response.status_code in FINAL and not self._known:
+            hint = f"; is {WORKER_KEY} that of the run?" if response.status_code == 401 else ""
+            raise Refused(f"the run refuses this worker ({response.status_code}): {text}{hint}")
+        return f"{response.status_code}: {text}"
 
     async def _pause(self, problem: str, seconds: float) -> None:
         if not self._cut:
@@ -149,24 +170,6 @@ def _pauses() -> Iterator[float]:
     while True:
         yield pause
         pause = min(2 * pause, LONGEST_PAUSE)
-
-
-def _refusal(response: httpx2.Response) -> str:
-    """Why a request is to be repeated; raises where that is of no use."""
-    text, code = response.text[:300], ""
-    with suppress(ValueError, TypeError, LookupError, AttributeError):
-        document = response.json()
-        text, code = str(document["error"])[:300], str(document["code"])
-    if code == "ended":
-        raise RunEnded(text)
-    if code == "lost":
-        raise SessionLost(text)
-    if code == "gone":
-        raise _Gone(text)
-    if response.status_code in (401, 403, 404, 405, 409, 413):
-        hint = f"; is {WORKER_KEY} that of the run?" if response.status_code == 401 else ""
-        raise Refused(f"the run refuses this worker ({response.status_code}): {text}{hint}")
-    return f"{response.status_code}: {text}"
 
 
 # A session.
@@ -274,7 +277,9 @@ class RunSession:
             state = {"have": have.version, "digest": have.digest, "dtype": self._dtype}
             try:
                 data = await self.line.fetch("weights", version=wanted.version, **state)
-            except _Gone:
+            except _Gone:  # a newer one will be announced
+                await asyncio.sleep(LONGEST_PAUSE / 10)
+                self._announced.set()
                 continue
             if data is None:  # the worker has it
                 seconds = time.monotonic() - begun
