@@ -21,10 +21,16 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
 
 from sparrow.dataflow.asynchronous.dispatch import DispatchedBatch, Dispatcher
+from sparrow.dataflow.asynchronous.group_checks import (
+    accuracies,
+    find_problem,
+    labelled,
+    oldest_version,
+    sampled_tokens,
+)
 from sparrow.dataflow.asynchronous.messages import (
     AbortGroup,
     EvaluateStep,
@@ -52,7 +58,7 @@ from sparrow.dataflow.local.messages import EpisodeFailed
 from sparrow.dataflow.local.rollout import MOST_OVERLONG
 from sparrow.schema.asynchronous import Phase
 from sparrow.schema.base import Record
-from sparrow.schema.episode import Group, Trajectory
+from sparrow.schema.episode import Group
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.types import InFlight
@@ -412,7 +418,8 @@ class Coordinator:
                 self._files.pop(version).close()
 
     def _end(self, worker: ConnectedWorker, message: GroupEnded) -> None:
-        if (problem := self._problem(worker, message)) is not None:
+        row = self.dispatcher.row
+        if (problem := find_problem(worker, message, row, self.embedding)) is not None:
             if (held := worker.begun.pop(message.lease, None)) is not None:
                 self._give_back(held[0], FAILED)
             self._refuse(worker, problem)
@@ -425,7 +432,7 @@ class Coordinator:
         if begun is None or message.lease not in self.dispatcher.under_way:
             self.interval.wasted_tokens += sampled_tokens(message.group)
             return  # it was aborted meanwhile
-        lease, group = begun[0], _labelled(message.group, worker)
+        lease, group = begun[0], labelled(message.group, worker)
         self._watched.pop(lease.position, None)
         self.interval.ended.append(group)
         before = Counter(self.dispatcher.dropped)
@@ -436,25 +443,6 @@ class Coordinator:
             self.interval.dropped_groups.append(group)
             self.interval.wasted_tokens += sampled_tokens(group)
             self._report_filtered()
-
-    def _problem(self, worker: ConnectedWorker, message: GroupEnded) -> str | None:
-        """Why a group is not believed; None: it is."""
-        if message.lease not in worker.unanswered:
-            return f"it has no lease {message.lease}"
-        newest = max(int(t.weight_version.max()) for t in message.group.trajectories)
-        if newest > worker.sent:
-            return f"its tokens are of version {newest}, it was sent {worker.sent}"
-        held, prompt = worker.begun.get(message.lease), message.group.prompt_id
-        if held is not None and prompt != self.dispatcher.row(held[0].position):
-            return f"it answered prompt {prompt!r:.40} under the lease of another"
-        fits = worker.remote is None or all(map(self._fits, message.group.trajectories))
-        return None if fits else "its tokens or states do not fit the model"
-
-    def _fits(self, trajectory: Trajectory) -> bool:
-        """Whether the learner can take a trajectory of a stranger."""
-        vocabulary, width = self.embedding or (2**31, None)
-        states = trajectory.hidden is None or width in (None, trajectory.hidden.shape[1])
-        return states and int(trajectory.ids.max(initial=0)) < vocabulary
 
     def _report_filtered(self) -> None:
         """Say so where a batch waits for groups that the filter keeps."""
@@ -606,30 +594,3 @@ class Coordinator:
                 f"the {worker.name} worker ended {MOST_CRASHES} times in a row: {reason}"
             )
         self._start_process(worker.link.role, worker.name, worker.crashes + 1)
-
-
-def _labelled(group: Group, worker: ConnectedWorker) -> Group:
-    """A group that says which worker of another machine sampled it, and in which dtype."""
-    if worker.remote is None:
-        return group
-    own = {"worker": worker.name, "dtype": worker.dtype}
-    return group.replace(trajectories=tuple(t.replace(**own) for t in group.trajectories))
-
-
-def accuracies(group: Group) -> list[float]:
-    """By accuracy, not by reward: shaping must not make a group look informative."""
-    return [t.acc or 0.0 for t in group.trajectories]
-
-
-def oldest_version(group: Group, default: int) -> int:
-    """The version of the oldest sampled token; the default where there is none."""
-    versions = np.concatenate([t.weight_version for t in group.trajectories])
-    return int(min(versions[versions >= 0], default=default))
-
-
-def sampled_tokens(group: Group) -> int:
-    return sum(map(_sampled, group.trajectories))
-
-
-def _sampled(trajectory: Trajectory) -> int:
-    return int((trajectory.weight_version >= 0).sum())

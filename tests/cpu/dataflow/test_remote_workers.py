@@ -423,7 +423,9 @@ def test_a_killed_run_resumes_and_its_worker_joins_again(
 def test_a_worker_that_samples_in_another_way_is_recorded_and_not_read_by_the_gate(
     chat_model: Path, rows: Path, tmp_path: Path, worker: Any
 ) -> None:
-    settings = chosen(chat_model, tmp_path / "run", rows, "async")
+    few = {"prompts": 6, "max_running": 4, "attention": SPARSE}  # a group at once: both get some
+    dispatch = {"staleness": 2, "listen": "127.0.0.1:0"}
+    settings = chosen(chat_model, tmp_path / "run", rows, "async", rollout=few, dispatch=dispatch)
     options = ("--allow-code", "--dtype", "bfloat16", "--decoding", "dense")
     run_with(settings, Meets(2, lambda side: worker(side.remote.address, *options)))
     seen = set()
