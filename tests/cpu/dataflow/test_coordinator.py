@@ -37,7 +37,7 @@ class PlayedWorker:
     pid = 0
 
     def __init__(self, role: Role) -> None:
-        self.role = role
+        self.role, self.heard = role, time.monotonic()
         self.connection, self._own = socket.socketpair()
         self.sent: list[Record] = []
         self._answers: list[Record | None] = []
@@ -208,7 +208,6 @@ def test_stale_groups_are_counted_with_their_tokens(play: Any) -> None:
 def far(own: Play, name: str = "far", *, opened: bool = True, **about: Any) -> PlayedWorker:
     """A worker of another machine that has joined, and has the weights there are."""
     worker = PlayedWorker("rollout")
-    worker.heard = time.monotonic()
     own.coordinator.join(worker, name)
     if opened:
         worker.say(Opened(header="", isolation=None, **about))
@@ -269,10 +268,8 @@ def test_names_of_workers_are_unique(play: Any) -> None:
     own = play()
     for expected in ("far", "far-2", "far-3"):
         worker = PlayedWorker("rollout")
-        worker.heard = time.monotonic()
         assert own.coordinator.join(worker, "far") == expected
     worker = PlayedWorker("rollout")
-    worker.heard = time.monotonic()
     assert own.coordinator.join(worker, "evaluation") == "evaluation-2"
 
 
