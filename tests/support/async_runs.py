@@ -10,7 +10,7 @@ import numpy as np
 from sparrow.dataflow.asynchronous.dispatch import Dispatcher
 from sparrow.dataflow.asynchronous.prompt_ledger import Lease, PromptLedger
 from sparrow.dataflow.run_files import CHECKPOINTS, write_rollouts
-from sparrow.schema.asynchronous import PROMPTS, AsyncStatus
+from sparrow.schema.asynchronous import PROMPTS, AsyncStatus, WorkerStatus
 from sparrow.schema.episode import Group, Trajectory, Turn
 from sparrow.schema.loading import save_resolved
 from sparrow.schema.run_folder import METRICS
@@ -131,6 +131,10 @@ def save_checkpoint(folder: Path, step: int) -> None:
     (folder / CHECKPOINTS / f"step_{step:06d}").mkdir(parents=True)
 
 
+def worker(name: str, **values: Any) -> WorkerStatus:
+    return WorkerStatus(name=name, heard=1.5, **values)
+
+
 def status(**changes: Any) -> AsyncStatus:
     values: dict[str, Any] = {
         "time": time.time(),
@@ -150,5 +154,10 @@ def status(**changes: Any) -> AsyncStatus:
         "worker_pid": 4343,
         "worker_restarts": 1,
         "evaluations_waiting": 1,
+        "address": "http://127.0.0.1:7777",
+        "workers": (
+            worker("far", version=2, under_way=3, remote=True, dtype="bfloat16"),
+            worker("new", version=None, under_way=0),
+        ),
     }
     return AsyncStatus(**values | changes)

@@ -106,6 +106,15 @@ def test_an_asynchronous_loop_overlaps_its_sides() -> None:
     assert found.rollout_bytes >= turns.rollout_bytes
 
 
+def test_workers_of_other_machines_are_named() -> None:
+    dispatch = {"listen": "10.0.0.1:7777", "workers": 0}
+    found = preview(config(run={"loop": "async", "steps": 3}, dispatch=dispatch))
+    text = "no rollout process here; workers of other machines: sparrow worker --connect "
+    assert f"{text}http://10.0.0.1:7777" in found.notes
+    more = preview(config(run={"loop": "async", "steps": 3}, dispatch={"workers": 2}))
+    assert any(note.startswith("2 rollout processes") for note in more.notes)
+
+
 def test_without_staleness_nothing_overlaps() -> None:
     found = preview(config(run={"loop": "async", "steps": 3}, dispatch={"staleness": 0}))
     assert [case.overlap for case in found.cases] == [None, None]

@@ -445,8 +445,9 @@ def test_a_worker_that_samples_in_another_way_is_recorded_and_not_read_by_the_ga
 def test_a_line_that_delays_cuts_and_damages_changes_nothing(
     chat_model: Path, rows: Path, tmp_path: Path, worker: Any
 ) -> None:
-    """At staleness 0: the rollouts of a run over a good line, which are those of a local one."""
+    """At staleness 0, and although the worker's model has other weights: it fetches those."""
     here, there = tmp_path / "local", tmp_path / "far"
+    other = model_folder(tmp_path / "other", chat=True, size=5.0)
     with open_run(chosen(chat_model, here, rows, "sync", run={"steps": 6})) as run:
         train(run)
     dispatch = {"listen": "127.0.0.1:0", "workers": 0, "staleness": 0}
@@ -456,7 +457,8 @@ def test_a_line_that_delays_cuts_and_damages_changes_nothing(
     def join(side: AsyncRolloutSide) -> Any:
         assert side.remote is not None
         lines.append(BadLine(side.remote.address, delay=0.02, cut=0.1, damage=0.1))
-        return worker(lines[0].__enter__().address, "--allow-code")
+        options = ("--allow-code", "--model", str(other))
+        return worker(lines[0].__enter__().address, *options)
 
     meets = Meets(0, join)
     try:

@@ -83,6 +83,9 @@ def test_an_asynchronous_run(tmp_path: Path) -> None:
         "rollout 25%",
         "7 (7 uninformative); 2 dispatched again",
         "process 4343; restarts: 1",
+        "far (another machine): version 2, bfloat16, 3 prompts under way, heard",
+        "new: loading weights, 0 prompts under way",
+        "sparrow worker --connect http://127.0.0.1:7777",
     ):
         assert part in shown
     assert "learner" not in shown  # not measured yet

@@ -1,0 +1,37 @@
+"""Addresses that a run listens on, and options of workers."""
+
+from typing import Any
+
+import pytest
+
+from sparrow.schema.asynchronous import WorkerConfig
+from sparrow.schema.simulation import TrainDispatchConfig, listening_address
+
+
+def test_hosts_and_ports() -> None:
+    assert listening_address("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert listening_address("run.example.org:7777") == ("run.example.org", 7777)
+    assert listening_address("[::1]:7777") == ("::1", 7777)
+    assert TrainDispatchConfig(listen="[::]:80", workers=0).listen == "[::]:80"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "7777", ":7777", "host", "host:", "host:x", "::1:7777", "[::1]", "h:65536", "[h]:1"],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="listen"):
+        TrainDispatchConfig(listen=text)
+
+
+def test_somebody_must_answer() -> None:
+    with pytest.raises(ValueError, match=r"1 or more without dispatch\.listen"):
+        TrainDispatchConfig(workers=0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"connect": "host:1"}, {"budget": 64, "schedule": "x"}, {"name": "../x"}]
+)
+def test_workers_that_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        WorkerConfig(**{"connect": "http://host:1", **wrong})
