@@ -23,7 +23,13 @@ from pydantic import ValidationError
 
 from sparrow.schema.base import problems
 from sparrow.schema.openai import SparrowOptions
-from sparrow.schema.sampling import LOGPROB_NOISE, Completion, Decoding, SamplingParams
+from sparrow.schema.sampling import (
+    LOGPROB_NOISE,
+    Acceptance,
+    Completion,
+    Decoding,
+    SamplingParams,
+)
 from sparrow.schema.serve import Capabilities
 
 LOST = (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout)  # worth a retry
@@ -63,9 +69,11 @@ class Options(TypedDict, total=False):
 
     stop: Sequence[str]
     decoding: Decoding
-    schedule: str
+    schedule: str | Mapping[str, Any]
     budget: int
     draft_tokens: int
+    acceptance: Acceptance
+    reselect: int
     hidden_states: bool
     tools: Sequence[Mapping[str, Any]]
     chat_template_kwargs: Mapping[str, Any]
@@ -80,18 +88,19 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         api_key: str | None = None,
         model: str | None = None,
         *,
-        timeout: float = 600.0,
+        timeout: float | None = 600.0,
         retries: int = 10,
     ) -> None:
         """base_url: up to and including /v1. model: None for a server that has just one.
 
-        timeout: seconds for an answer. retries: where the server is full or cannot be reached.
+        timeout: seconds for an answer; None: no limit. retries: where the server is full or cannot
+        be reached.
         """
         self.base_url, self.model, self.retries = base_url.rstrip("/"), model, retries
         self._capabilities: Capabilities | None = None
         self._settings: Json = {
             "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            "timeout": httpx2.Timeout(timeout, connect=min(timeout, 10.0), pool=None),
+            "timeout": httpx2.Timeout(timeout, connect=min(timeout or 10.0, 10.0), pool=None),
             "limits": httpx2.Limits(max_connections=256),
         }
         self._open()
@@ -261,6 +270,7 @@ class _Answer:
             "hidden": self._hidden(),
             "finish_reason": "stop" if reason == "tool_calls" else reason,
             "attention": self.details.get("attention", "unknown"),
+            "speculation": self.details.get("speculation"),
             "seed": self.details.get("seed"),
             "text": self.choice.get("text", self.choice.get("message", {}).get("content")),
         }

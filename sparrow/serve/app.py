@@ -149,6 +149,8 @@ def _model(service: Service) -> Json:
         "decoding": own.describe(),
         "schedule": own_schedule,
         "rule": None if rule is None else rule.describe(),
+        "admin_port": service.admin_port,
+        "max_samples": service.sampler.most,
     }
     return about
 
