@@ -621,12 +621,12 @@ def _servers(
             f"rollout.url: {foreign[0]} has dense decoding and returns no hidden states; it needs "
             "gate.mode = warn or off, and no budget or schedule"
         )
-    rule = sampling.decoding.rule
-    for server in backend.servers if rule is not None else ():
-        if server.rule != rule.describe():
+    rule = None if sampling.decoding.rule is None else sampling.decoding.rule.describe()
+    for server in backend.servers if rule else ():
+        if server.rule != rule:
             raise ValueError(
-                f"rollout.url: {server.url} runs {server.rule}, this run {rule.describe()}; start "
-                "it with the --schedule or --flow of this run"
+                f"rollout.url: {server.url} runs {server.rule}, this run {rule}; start it with the "
+                "--schedule or --flow of this run"
             )
     if fixed:
         report("rollout.fixed_weights: servers keep their weights, so rollouts become off-policy")

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from support.ranks import on_ranks
 from support.rewards import row_file, verl
 from support.serving import Running, serving
+from support.sharded_runs import STEPS, served
 from support.training import (
     SPARSE,
     config,
@@ -345,7 +348,7 @@ def test_an_answer_may_take_long_but_a_server_must_be_there(
         await asyncio.sleep(seconds)
         return "answer"
 
-    work = servers._while_healthy(Client(), slow(0.01))  # type: ignore[arg-type]
+    work = servers._while_healthy(Client(), slow(0.01))
     assert asyncio.run(work) == "answer"
     work = servers._while_healthy(Client(), slow(60))  # type: ignore[arg-type]
     with pytest.raises(servers.ClientError, match="no longer answers"):
@@ -383,3 +386,20 @@ def test_an_asynchronous_run_by_servers_equals_the_synchronous_one(tmp_path: Pat
     for name, weight in weights["sync"].items():
         assert torch.equal(weight, weights["async"][name]), name
     assert any(not torch.equal(weight, weights["sync"][name]) for name, weight in start.items())
+
+
+@pytest.mark.slow
+def test_two_ranks_share_the_servers(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    with two_servers(model) as running:
+        (tmp_path / "urls.txt").write_text(" ".join(urls(running)))
+        for place, steps in on_ranks(served, tmp_path):
+            assert (place, steps) == (str(tmp_path / "run/model"), STEPS)
+        trained_weights = load_file(tmp_path / "run/model/model.safetensors")
+        for server in running:
+            assert server.service.engine.version == STEPS
+            assert server.service.metrics.prompt_tokens._value.get() > 20
+            views = models.hf_views(server.service.engine.model)
+            assert all(torch.equal(trained_weights[name], view) for name, view in views.items())
+    start = load_file(model / "model.safetensors")
+    assert any(not torch.equal(start[name], weight) for name, weight in trained_weights.items())
