@@ -350,7 +350,7 @@ def test_an_answer_may_take_long_but_a_server_must_be_there(
 
     work = servers._while_healthy(Client(), slow(0.01))
     assert asyncio.run(work) == "answer"
-    work = servers._while_healthy(Client(), slow(60))  # type: ignore[arg-type]
+    work = servers._while_healthy(Client(), slow(60))
     with pytest.raises(servers.ClientError, match="no longer answers"):
         asyncio.run(work)
 
