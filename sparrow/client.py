@@ -11,6 +11,7 @@ package installs what they need.
 
 import asyncio
 import base64
+import json
 import random
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -21,6 +22,7 @@ import httpx2
 import numpy as np
 from pydantic import ValidationError
 
+from sparrow.files import http_digest
 from sparrow.schema.base import problems
 from sparrow.schema.openai import SparrowOptions
 from sparrow.schema.sampling import (
@@ -30,7 +32,7 @@ from sparrow.schema.sampling import (
     Decoding,
     SamplingParams,
 )
-from sparrow.schema.serve import Capabilities
+from sparrow.schema.serve import DAMAGED, DIGEST, Capabilities
 
 LOST = (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout)  # worth a retry
 PROBE = SamplingParams(max_tokens=4, top_k=1)  # the only token that may be drawn: log-prob 0
@@ -151,7 +153,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         self._http = httpx2.AsyncClient(**self._settings)
 
     async def _request(self, url: str, body: Json | None) -> httpx2.Response:
-        return await self._http.request("POST" if body else "GET", url, json=body)
+        return await self._http.request(**_message(url, body))
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -170,10 +172,14 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
                 raise ClientError(f"{self.base_url} did not answer: {error!r}") from error
             else:
                 data = _object(response)
-                if response.is_success and data:
+                stated = response.headers.get(DIGEST)
+                if stated is not None and stated != http_digest(response.content):
+                    failure = ClientError(f"{self.base_url}: the answer was damaged on its way")
+                elif response.is_success and data:
                     return data
-                failure = _error(response, data)
-                if failure.status not in (429, 502, 503):
+                else:
+                    failure = _error(response, data)
+                if failure.status not in (None, 429, 502, 503) and failure.code != DAMAGED:
                     raise failure
                 after = response.headers.get("retry-after", "")
                 wait = max(wait, float(after) if after.isdigit() else 0.0)
@@ -297,6 +303,15 @@ def _answers(whole: Json) -> list[_Answer]:
     return [_Answer(choice, whole) for choice in choices]
 
 
+def _message(url: str, body: Json | None) -> Json:
+    """Arguments of a request; with the digest of its body, the answer has one too."""
+    if body is None:
+        return {"method": "GET", "url": url}
+    data = json.dumps(body, separators=(",", ":")).encode()
+    headers = {"content-type": "application/json", DIGEST: http_digest(data)}
+    return {"method": "POST", "url": url, "content": data, "headers": headers}
+
+
 def _object(response: httpx2.Response) -> Json:
     """The object of a response; an empty one if it has none."""
     try:
@@ -323,7 +338,7 @@ class _BlockingClient(AsyncClient):
         self._blocking, self._lock = httpx2.Client(**self._settings), nullcontext()
 
     async def _request(self, url: str, body: Json | None) -> httpx2.Response:
-        return self._blocking.request("POST" if body else "GET", url, json=body)
+        return self._blocking.request(**_message(url, body))
 
     async def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)

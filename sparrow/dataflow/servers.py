@@ -29,19 +29,20 @@ from torch import Tensor
 
 from sparrow.client import AsyncClient, Client, ClientError, Options
 from sparrow.dataflow.backend import RolloutBackend, Sampler
+from sparrow.files import http_digest
 from sparrow.models.deltas import Delta, digest, smallest
 from sparrow.models.lora import Adapter
 from sparrow.schema.base import to_dict
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.serve import ADMIN_KEY, KEY
+from sparrow.schema.serve import ADMIN_KEY, DAMAGED, DIGEST, KEY
 from sparrow.schema.types import InFlight
 from sparrow.training.world import World
 
 ATTEMPTS = 16  # of a request, before its episode fails
 PATIENCE = 600.0  # seconds without a server that has the present weights, likewise
 WAIT = (0.5, 30.0)  # seconds before a server is tried again: at first, at most
-AWAY = (429, 500, 502, 503, 504)  # statuses that may pass
+AWAY = (None, 429, 500, 502, 503, 504)  # statuses that may pass; None: there was no answer
 PREFIX = 64  # tokens by which prompts begin alike
 MOST_PREFIXES = 4096
 HEALTH_SECONDS = 30.0  # between looks at a server that has not answered yet
@@ -185,6 +186,7 @@ class RolloutServer:
         self, method: str, what: str, query: Mapping[str, str] | None = None, body: bytes = b""
     ) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {os.environ.get(ADMIN_KEY, '')}"}
+        headers[DIGEST] = http_digest(body)
         url = f"{self._admin}/{what}"
         try:
             response = httpx2.request(
@@ -367,7 +369,7 @@ class ServerSampler(Sampler):
                 completions = await _while_healthy(client, client.complete(prompt, params, **asked))
             except ClientError as error:
                 failure = f"{server.url}: {error}"
-                if error.status is not None and error.status not in AWAY:
+                if error.status not in AWAY and error.code != DAMAGED:
                     raise ValueError(failure) from error
                 server.pause()
             else:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.proxy import Line, Proxy
 from support.ranks import on_ranks
 from support.rewards import row_file, verl
 from support.serving import Running, serving
@@ -228,6 +229,29 @@ def test_a_server_that_goes_away_is_left_out_and_mended_when_it_is_back(model: P
             before = back.service.metrics.prompt_tokens._value.get()
             while back.service.metrics.prompt_tokens._value.get() == before:
                 same(sample(local, prompts), sample(backend, prompts))
+
+
+@pytest.mark.parametrize("fault", ["cut", "corrupt", "repeat"])
+def test_answers_over_a_bad_line_are_those_over_a_good_one(
+    model: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(servers, "ATTEMPTS", 100)
+    local = open_backend(models.load(str(model), dtype="float32", device="cpu"), None)
+    prompts = [[*PROMPT, n] for n in range(12)]
+    line = Line(**{fault: 0.2})
+    with serving(str(model), dtype="float32", kv_gib=0.01) as running:
+        backend = ServerBackend([running.url], starts=None)
+
+        async def work() -> list[list[Completion]]:
+            async with Proxy("127.0.0.1", running.port, line).listening() as port:
+                backend.servers[0].url = f"http://127.0.0.1:{port}/v1"
+                async with backend.serving() as sampler:
+                    params = [SamplingParams(n=3, max_tokens=20, seed=n) for n in range(12)]
+                    pairs = zip(prompts, params, strict=True)
+                    return list(await asyncio.gather(*(sampler.generate(*p) for p in pairs)))
+
+        same(sample(local, prompts), asyncio.run(work()))
+    assert line.faults[fault] >= 2
 
 
 def test_a_server_that_was_restarted_between_two_requests_is_noticed(model: Path) -> None:
