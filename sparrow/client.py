@@ -11,6 +11,7 @@ package installs what they need.
 
 import asyncio
 import base64
+import json
 import random
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -21,10 +22,17 @@ import httpx2
 import numpy as np
 from pydantic import ValidationError
 
+from sparrow.files import http_digest
 from sparrow.schema.base import problems
 from sparrow.schema.openai import SparrowOptions
-from sparrow.schema.sampling import LOGPROB_NOISE, Completion, Decoding, SamplingParams
-from sparrow.schema.serve import Capabilities
+from sparrow.schema.sampling import (
+    LOGPROB_NOISE,
+    Acceptance,
+    Completion,
+    Decoding,
+    SamplingParams,
+)
+from sparrow.schema.serve import DAMAGED, DIGEST, Capabilities
 
 LOST = (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout)  # worth a retry
 PROBE = SamplingParams(max_tokens=4, top_k=1)  # the only token that may be drawn: log-prob 0
@@ -63,9 +71,11 @@ class Options(TypedDict, total=False):
 
     stop: Sequence[str]
     decoding: Decoding
-    schedule: str
+    schedule: str | Mapping[str, Any]
     budget: int
     draft_tokens: int
+    acceptance: Acceptance
+    reselect: int
     hidden_states: bool
     tools: Sequence[Mapping[str, Any]]
     chat_template_kwargs: Mapping[str, Any]
@@ -80,18 +90,19 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         api_key: str | None = None,
         model: str | None = None,
         *,
-        timeout: float = 600.0,
+        timeout: float | None = 600.0,
         retries: int = 10,
     ) -> None:
         """base_url: up to and including /v1. model: None for a server that has just one.
 
-        timeout: seconds for an answer. retries: where the server is full or cannot be reached.
+        timeout: seconds for an answer; None: no limit. retries: where the server is full or cannot
+        be reached.
         """
         self.base_url, self.model, self.retries = base_url.rstrip("/"), model, retries
         self._capabilities: Capabilities | None = None
         self._settings: Json = {
             "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            "timeout": httpx2.Timeout(timeout, connect=min(timeout, 10.0), pool=None),
+            "timeout": httpx2.Timeout(timeout, connect=min(timeout or 10.0, 10.0), pool=None),
             "limits": httpx2.Limits(max_connections=256),
         }
         self._open()
@@ -142,7 +153,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         self._http = httpx2.AsyncClient(**self._settings)
 
     async def _request(self, url: str, body: Json | None) -> httpx2.Response:
-        return await self._http.request("POST" if body else "GET", url, json=body)
+        return await self._http.request(**_message(url, body))
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -161,10 +172,14 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
                 raise ClientError(f"{self.base_url} did not answer: {error!r}") from error
             else:
                 data = _object(response)
-                if response.is_success and data:
+                stated = response.headers.get(DIGEST)
+                if stated is not None and stated != http_digest(response.content):
+                    failure = ClientError(f"{self.base_url}: the answer was damaged on its way")
+                elif response.is_success and data:
                     return data
-                failure = _error(response, data)
-                if failure.status not in (429, 502, 503):
+                else:
+                    failure = _error(response, data)
+                if failure.status not in (None, 429, 502, 503) and failure.code != DAMAGED:
                     raise failure
                 after = response.headers.get("retry-after", "")
                 wait = max(wait, float(after) if after.isdigit() else 0.0)
@@ -261,6 +276,7 @@ class _Answer:
             "hidden": self._hidden(),
             "finish_reason": "stop" if reason == "tool_calls" else reason,
             "attention": self.details.get("attention", "unknown"),
+            "speculation": self.details.get("speculation"),
             "seed": self.details.get("seed"),
             "text": self.choice.get("text", self.choice.get("message", {}).get("content")),
         }
@@ -285,6 +301,15 @@ def _answers(whole: Json) -> list[_Answer]:
     if not choices:
         raise ClientError("the answer has no choices")
     return [_Answer(choice, whole) for choice in choices]
+
+
+def _message(url: str, body: Json | None) -> Json:
+    """Arguments of a request; with the digest of its body, the answer has one too."""
+    if body is None:
+        return {"method": "GET", "url": url}
+    data = json.dumps(body, separators=(",", ":")).encode()
+    headers = {"content-type": "application/json", DIGEST: http_digest(data)}
+    return {"method": "POST", "url": url, "content": data, "headers": headers}
 
 
 def _object(response: httpx2.Response) -> Json:
@@ -313,7 +338,7 @@ class _BlockingClient(AsyncClient):
         self._blocking, self._lock = httpx2.Client(**self._settings), nullcontext()
 
     async def _request(self, url: str, body: Json | None) -> httpx2.Response:
-        return self._blocking.request("POST" if body else "GET", url, json=body)
+        return self._blocking.request(**_message(url, body))
 
     async def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -8,6 +8,7 @@ not exist, also when the process is killed or the disk is full. Reading runs no 
 library only.
 """
 
+import base64
 import errno
 import fcntl
 import hashlib
@@ -96,6 +97,11 @@ def write_whole(path: Path, parts: Iterable[str | bytes]) -> None:
         raise explain_full_disk(error, f"{path.name} in {path.parent}") from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def http_digest(data: bytes) -> str:
+    """The value of the HTTP header Content-Digest (RFC 9530)."""
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(data).digest()).decode()}:"
 
 
 def open_append(path: Path, buffering: int = -1) -> IO[bytes]:

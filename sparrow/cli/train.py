@@ -186,13 +186,25 @@ def show_preview(preview: "Preview", console: Console) -> None:
         console.print("[bold red]it does not fit[/]: see memory above", markup=True)
 
 
-def preview_sections(preview: "Preview") -> list[Lines]:
-    machine, trainer, engine = preview.machine, preview.trainer, preview.engine
-    state = trainer.weights + trainer.gradients + trainer.moments
+def _engine_lines(preview: "Preview") -> Lines:
+    engine = preview.engine
+    if engine is None:
+        return [("engine", "none here: servers answer")]
     held = preview.rollout_bytes - engine.total
+    holds = f"{engine.tokens} tokens, {engine.tokens / engine.context:.3g} of {engine.context}"
+    return [
+        ("engine", f"{_gib(engine.total)}; of the trainer stay {_gib(held)}"),
+        ("  weights", _gib(engine.weights)),
+        ("  keys and values", holds),
+    ]
+
+
+def preview_sections(preview: "Preview") -> list[Lines]:
+    machine, trainer = preview.machine, preview.trainer
+    state = trainer.weights + trainer.gradients + trainer.moments
     verdict = "fits" if preview.fits else "DOES NOT FIT"
     sleeps = "asleep meanwhile" if preview.sleeps else "awake meanwhile"
-    holds = f"{engine.tokens} tokens, {engine.tokens / engine.context:.3g} of {engine.context}"
+    beside = f"; the engine is {sleeps}" if preview.engine else ""
     kept = ", ".join(f"{kept.kept:.0f} of {kept.length}" for kept in preview.kept)
     updates = f"{preview.updates} updates, each of"
     return [
@@ -203,15 +215,13 @@ def preview_sections(preview: "Preview") -> list[Lines]:
             ("machine", f"{machine.name}, {_gib(machine.memory)}"),
         ],
         [
-            ("trainer", f"{_gib(trainer.total)}; the engine is {sleeps}"),
+            ("trainer", f"{_gib(trainer.total)}{beside}"),
             ("  weights, gradients, moments", _gib(state)),
             *([("  reference model", _gib(trainer.reference))] if trainer.reference else []),
             ("  copies of weights", _gib(trainer.copies)),
             ("  activations of a micro-batch", _gib(trainer.activations)),
             ("  logits by chunks", _gib(trainer.logits)),
-            ("engine", f"{_gib(engine.total)}; of the trainer stay {_gib(held)}"),
-            ("  weights", _gib(engine.weights)),
-            ("  keys and values", holds),
+            *_engine_lines(preview),
             ("at most", f"{_gib(max(preview.rollout_bytes, preview.update_bytes))}: {verdict}"),
         ],
         [

@@ -146,7 +146,7 @@ class Preview(Record):
     parameters: int
     machine: TargetMachine
     trainer: TrainerMemory
-    engine: EngineMemory
+    engine: EngineMemory | None  # None: servers answer
     sleeps: bool  # whether the engine frees its memory while the trainer works
     sequences: int  # of a step
     prompt: int  # tokens of one, counted or assumed
@@ -161,15 +161,19 @@ class Preview(Record):
     @property
     def rollout_bytes(self) -> int:
         held = self.trainer.resident if self.sleeps else self.trainer.total
-        return held + self.engine.total
+        return held + self._engine_total
 
     @property
     def update_bytes(self) -> int:
-        return self.trainer.total + (0 if self.sleeps else self.engine.total)
+        return self.trainer.total + (0 if self.sleeps else self._engine_total)
+
+    @property
+    def _engine_total(self) -> int:
+        return 0 if self.engine is None else self.engine.total
 
     @property
     def fits(self) -> bool:
-        room = self.engine.tokens >= self.engine.context
+        room = self.engine is None or self.engine.tokens >= self.engine.context
         return room and max(self.rollout_bytes, self.update_bytes) <= self.machine.memory
 
 
@@ -228,7 +232,7 @@ class _Planner:
         config, schedule = self.config, self.schedule
         longest = self.prompt + self.rollout.max_tokens if self.counted else self.context
         trainer = self._trainer(longest)
-        engine = self._engine(trainer)
+        engine = None if self.rollout.url else self._engine(trainer)
         untimed = self._untimed(engine)
         hardware = None if untimed else Hardware.load(str(self.machine.hardware))
         words = describe_run(config, self.decoding, config.data.rows or str(config.data.task))
@@ -254,7 +258,7 @@ class _Planner:
             notes=(
                 *schedule_notes(schedule, config.model.name, self.context),
                 *self._notes(),
-                *(() if hardware is None else self._time_notes(engine, hardware)),
+                *(self._time_notes(engine, hardware) if engine and hardware else ()),
             ),
         )
 
@@ -323,14 +327,14 @@ class _Planner:
         ]
 
     def _case(
-        self, name: str, lengths: IntArray, engine: EngineMemory, hardware: Hardware | None
+        self, name: str, lengths: IntArray, engine: EngineMemory | None, hardware: Hardware | None
     ) -> LengthCase:
         batch = self.config.batch
         share = self.sequences // batch.updates
         shown = lengths[:share].tolist()
         cut = math.ceil(len(micro_batches(shown, batch.tokens)) * share / len(shown))
         tokens = round(float(lengths.mean()) * self.sequences)
-        seconds = {} if hardware is None else self._seconds(lengths, engine, hardware)
+        seconds = self._seconds(lengths, engine, hardware) if engine and hardware else {}
         overlaps = bool(seconds and self.asynchronous and self.config.dispatch.staleness)
         return LengthCase(
             name=name,
@@ -340,7 +344,9 @@ class _Planner:
             overlap=Overlap.of(seconds) if overlaps else None,
         )
 
-    def _untimed(self, engine: EngineMemory) -> str | None:
+    def _untimed(self, engine: EngineMemory | None) -> str | None:
+        if engine is None:
+            return "servers answer, whose speed is not known"
         if self.machine.hardware is None:
             return f"step times are known for {', '.join(known())}, not for {self.machine.name}"
         if engine.tokens < engine.context:

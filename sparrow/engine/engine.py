@@ -432,20 +432,32 @@ class Engine:
         self._weights.write(items, have=self.version, base=base_version)
         return self._renew(version, in_flight)
 
-    def apply_delta(self, delta: Delta, *, in_flight: InFlight = "recompute") -> int:
+    def apply_delta(
+        self, delta: Delta, *, in_flight: InFlight = "recompute", reset: bool = False
+    ) -> int:
         """Lead the weights to the version of a delta, in place, between steps; else as `update`.
 
-        The digest of the present weights is computed once, then it follows the deltas.
+        The digest of the present weights is computed once, then it follows the deltas. reset: a
+        whole version may have any number, as that of another run; samples in flight begin again.
         """
-        self._check_version(delta.version)
+        if reset and not delta.is_whole:
+            raise ValueError("a reset needs a whole version")
+        in_flight = "restart" if reset else in_flight
+        self._check_version(delta.version, reset=reset)
         self._pause(in_flight)
         self._weights.apply(delta, have=self.version)
         return self._renew(delta.version, in_flight)
 
-    def _check_version(self, version: int) -> None:
+    def digest(self) -> int:
+        """The digest of the weights (`sparrow.models.deltas.digest`); ValueError: they are out."""
+        self._weights.require()
+        return self._weights.digest()
+
+    def _check_version(self, version: int, *, reset: bool = False) -> None:
         if not isinstance(version, int) or not 0 <= version < 2**31:
             raise ValueError(f"version must be a whole number below 2**31, got {version!r}")
-        if version < self.version or (version == self.version and self._weights.present):
+        older = version < self.version or (version == self.version and self._weights.present)
+        if older and not reset:
             raise ValueError(f"version {version} is not newer than the engine's {self.version}")
 
     def _renew(self, version: int, in_flight: InFlight) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.models import Decoder, hf_views
-from sparrow.models.deltas import Delta
+from sparrow.models.deltas import Delta, digest
 from sparrow.models.weights import EMBEDDING, HEAD
 
 Stay = Literal["keep", "host", "drop"]
@@ -63,6 +63,12 @@ class WeightStore:
         self._digest = delta.apply(views, known=self._digest)
         self.model.edition += 1
         self.present, self._edition = True, self.model.edition
+
+    def digest(self) -> int:
+        """The digest of the weights, computed once."""
+        if self._digest is None:
+            self._digest = digest(hf_views(self.model))
+        return self._digest
 
     def _check(self, tensors: dict[str, Tensor], *, whole: bool) -> None:
         unknown = sorted(tensors.keys() - self._views.keys())

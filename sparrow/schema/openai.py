@@ -19,6 +19,7 @@ from sparrow.schema.common import Integer
 from sparrow.schema.options import bare
 from sparrow.schema.sampling import (
     LEAST_TEMPERATURE,
+    Acceptance,
     Decoding,
     DraftTokens,
     Int31,
@@ -313,9 +314,13 @@ class SparrowOptions(Body):
     """Extensions of a request, under its key `sparrow`; None: as the server was started."""
 
     decoding: Decoding | None = key(None, "`dense`, `sparse` or `exact`; default: the server's")
-    schedule: Name | None = key(None, "name of a preset, or of a schedule given to the server")
+    schedule: Name | Object | None = key(
+        None, "name of a preset or of the server's schedule, or the content of a schedule file"
+    )
     budget: Budget | None = key(None, "tokens that sparse attention keeps; excludes `schedule`")
     draft_tokens: DraftTokens | None = key(None, "drafts of a round of exact decoding, 1 to 64")
+    acceptance: Acceptance | None = key(None, "of drafts: `rejection` or `shared_noise`")
+    reselect: DraftTokens | None = key(None, "drafts that share the pages of the first, 1 to 64")
     return_token_ids: bool = key(False, "also return token ids of the prompt and the answer")
     hidden_states: bool = key(False, "also return the hidden state that each token was drawn from")
     top_k: Int31 = key(0, "sample from the k most likely tokens; 0 is off")
@@ -329,8 +334,9 @@ class SparrowOptions(Body):
             self.require(not unused, name, "absent where decoding is 'dense'")
         both = self.budget is not None and self.schedule is not None
         self.require(not both, "schedule", "absent where budget is set")
-        unused = self.decoding in ("dense", "sparse") and self.draft_tokens is not None
-        self.require(not unused, "draft_tokens", "absent unless decoding is 'exact'")
+        for name in ("draft_tokens", "acceptance", "reselect"):
+            unused = self.decoding in ("dense", "sparse") and getattr(self, name) is not None
+            self.require(not unused, name, "absent unless decoding is 'exact'")
 
 
 class StreamOptions(Body):

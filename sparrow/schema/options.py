@@ -54,6 +54,7 @@ HELP = {
     "page": "Tokens in a page.",
     "device": "auto (a GPU where there is one), cpu or cuda.",
     "dtype": "auto, float32 or bfloat16.",
+    "url": "Base URL of a server that answers instead of an engine here; repeat it for several.",
     "loop": "sync, or async: rollout and learning at once.",
     "steps": "How many.",
     "system": "System prompt of the chat.",

@@ -11,6 +11,7 @@ from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.sampling import Decoding, DraftTokens
 from sparrow.schema.types import Budget, Count, Directory, Gib, Name, Seconds, Tokens
 
+DIGEST, DAMAGED = "content-digest", "damaged_body"  # a header, and the error of a wrong one
 LOCAL = ("127.0.0.1", "::1", "localhost")
 KEY, ADMIN_KEY = "SPARROW_API_KEY", "SPARROW_ADMIN_KEY"  # of the environment
 Port = Annotated[int, Field(ge=0, le=65535)]

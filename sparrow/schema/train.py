@@ -24,11 +24,13 @@ from sparrow.schema.types import (
     Seconds,
     Seed,
     Setting,
+    Several,
     Share,
     Steps,
     StepsOrZero,
     Tokens,
     TokensOrZero,
+    Url,
     Weight,
     Workers,
     older_out,
@@ -122,6 +124,11 @@ class RolloutConfig(DecodingConfig):
     max_running: Count | None = None  # samples decoded in one batch
     kv_gib: Gib | None = None  # memory of the KV cache; None: what is free
     sleep: bool = True  # the engine frees its memory during the update
+    # Servers that answer instead of an engine here: base URLs of their API, up to /v1. Their keys
+    # are SPARROW_API_KEY and SPARROW_ADMIN_KEY. Repeat it for several.
+    url: Several[Url] = ()
+    # Servers keep their own weights: samples of an older policy, corrected as all others are.
+    fixed_weights: bool = False
     distill: RolloutDistillConfig = RolloutDistillConfig()
 
     def _check(self) -> None:
@@ -129,6 +136,10 @@ class RolloutConfig(DecodingConfig):
         sparse = not self.distill.on or self.sparse
         self.require(sparse, "distill.rank", "0 where rollouts are dense", self.distill.rank)
         refuse_many({"prompts": self.prompts, "samples": self.samples})
+        served = bool(self.url) or not self.fixed_weights
+        self.require(served, "fixed_weights", "only with rollout.url", self.fixed_weights)
+        fits = not self.fixed_weights or not self.distill.on
+        self.require(fits, "fixed_weights", "false with rollout.distill", True)
 
 
 class Choice(Record):
@@ -304,6 +315,7 @@ class TrainConfig(Record):
         "decoding": "rollout.decoding",
         "draft_tokens": "rollout.speculative.draft_tokens",
         "distill": "rollout.distill.rank",
+        "url": "rollout.url",
         "loop": "run.loop",
         "staleness": "dispatch.staleness",
         "steps": "run.steps",
@@ -412,6 +424,7 @@ DATA = {
     "rollout.distill.targets",
     "rollout.distill.teacher",
     "rollout.speculative.acceptance",
+    "rollout.url",
     "run.learner",
     "run.loop",
     "run.out",

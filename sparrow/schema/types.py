@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
@@ -70,6 +71,14 @@ def folder_name(name: str) -> str:
     return name
 
 
+def plain_url(url: str) -> str:
+    """Refuse what is no http address, and keys within it, which files of a run would keep."""
+    parts = urlsplit(refuse_control(url))
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise ValueError("http://HOST:PORT/v1 or https://..., without a name or a key")
+    return url
+
+
 def _several(value: object) -> object:
     """Wrap a single value in a tuple."""
     return value if isinstance(value, list | tuple) or value is None else (value,)
@@ -100,6 +109,7 @@ def _plain_path(path: Path) -> Path:
 Name = Annotated[str, Field(min_length=1), AfterValidator(refuse_control)]
 Text = Annotated[str, Field(max_length=LONGEST_TEXT), AfterValidator(_refuse_terminal_codes)]
 Setting = bool | int | float | str  # an argument of a function
+Url = Annotated[str, Field(max_length=2048), AfterValidator(plain_url)]
 FolderName = Annotated[str, AfterValidator(folder_name)]
 Directory = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_plain_path)]
 FilePath = Directory

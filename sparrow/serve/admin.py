@@ -2,6 +2,8 @@
 
 GET  /admin/status
 POST /admin/weights?in_flight=keep    a weight delta (sparrow.models.deltas), or a whole version
+POST /admin/weights?reset=true        a whole version with any number, as of another run
+POST /admin/adapter?alpha=16          of sparse decoding: safetensors with PEFT's names; "": none
 POST /admin/schedule                  {"schedule": {...}} or null, for requests that name none
 POST /admin/sleep, /admin/wake        {"weights": "host"}: free the memory, allocate it again
 POST /admin/abort                     end all requests in flight
@@ -12,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, get_args
 
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -23,6 +27,7 @@ from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
 from sparrow.models import hf_views
 from sparrow.models.deltas import Delta
+from sparrow.models.lora import Adapter
 from sparrow.schema.base import from_dict
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.types import InFlight
@@ -40,6 +45,7 @@ def make_admin_app(service: Service) -> Starlette:
     """The app over a service whose engine another app runs."""
     actions: dict[str, Action] = {
         "weights": _weights,
+        "adapter": _adapter,
         "schedule": _schedule,
         "sleep": _sleep,
         "wake": _wake,
@@ -72,6 +78,7 @@ def _about(service: Service, engine: Engine) -> Json:
     schedule = service.decoding.schedule
     return {
         "version": engine.version,
+        "digest": None if engine.asleep else f"{engine.digest():016x}",
         "asleep": engine.asleep,
         "samples_in_flight": service.sampler.in_flight,
         "schedule": None if schedule is None else schedule.name,
@@ -88,16 +95,40 @@ async def _weights(service: Service, request: Request) -> Json:
             "invalid",
             "in_flight",
         )
+    reset = request.query_params.get("reset", "false") == "true"
     most = SPARE + sum(view.nbytes for view in hf_views(service.engine.model).values())
     data = await read_body(request, most)
     try:
         delta = Delta.decode(data)
     except ValueError as error:
         raise HttpError(400, f"{error}.", "invalid_delta") from error
-    tokens = await service.rollouts.run(
-        lambda engine: engine.apply_delta(delta, in_flight=in_flight)  # type: ignore[arg-type]
-    )
+    settings: Any = {"in_flight": in_flight, "reset": reset}
+    tokens = await service.rollouts.run(lambda engine: engine.apply_delta(delta, **settings))
     return {"version": delta.version, "tokens_in_flight": tokens}
+
+
+async def _adapter(service: Service, request: Request) -> Json:
+    data = await read_body(request, SPARE)
+    adapter = _read_adapter(service, request, data) if data else None
+    await service.rollouts.run(lambda engine: engine.set_actor(adapter))
+    return {"rank": 0 if adapter is None else adapter.rank}
+
+
+def _read_adapter(service: Service, request: Request, data: bytes) -> Adapter:
+    model, asked = service.engine.model, request.query_params
+    try:
+        tensors = load_safetensors(data)
+        dtype = next(iter(tensors.values())).dtype if tensors else model.dtype
+        return Adapter.from_state(
+            model.spec,
+            tensors,
+            alpha=float(asked.get("alpha", "nan")),
+            rslora=asked.get("rslora", "false") == "true",
+            dtype=dtype,
+            device=model.device,
+        )
+    except (ValueError, SafetensorError) as error:
+        raise HttpError(400, f"{error}.", "invalid_adapter") from error
 
 
 async def _schedule(service: Service, request: Request) -> Json:

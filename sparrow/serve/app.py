@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparrow import __version__
+from sparrow.files import http_digest
 from sparrow.schema.openai import (
     ChatRequest,
     CompletionRequest,
@@ -28,6 +29,7 @@ from sparrow.schema.openai import (
     RequestError,
     parse_request,
 )
+from sparrow.schema.serve import DAMAGED, DIGEST
 from sparrow.serve import responses
 from sparrow.serve.answers import Answers, ChatAnswers, TextAnswers
 from sparrow.serve.openapi import BODIES, OPEN_ROUTES, describe
@@ -149,6 +151,8 @@ def _model(service: Service) -> Json:
         "decoding": own.describe(),
         "schedule": own_schedule,
         "rule": None if rule is None else rule.describe(),
+        "admin_port": service.admin_port,
+        "max_samples": service.sampler.most,
     }
     return about
 
@@ -172,7 +176,10 @@ async def _answer(service: Service, kind: type[GenerationRequest], request: Requ
         else:
             answers = await loop.run_in_executor(service.reading, _prepare, service, kind, body)
         if not answers.request.stream:
-            return JSONResponse(await _unless_gone(request, answers.whole()))
+            response = JSONResponse(await _unless_gone(request, answers.whole()))
+            if DIGEST in request.headers:
+                response.headers[DIGEST] = http_digest(bytes(response.body))
+            return response
         events = _events(service, answers)
         first = await anext(events)  # errors until here have a status of their own
     except Overloaded:
@@ -197,14 +204,17 @@ def _prepare(service: Service, kind: type[GenerationRequest], body: bytes) -> An
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Read the body up to a limit."""
+    """Read the body up to a limit; one that is not that of its Content-Digest is refused."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > most:
             raise HttpError(413, f"The body exceeds {most} bytes.", "body_too_large")
         parts.append(part)
-    return b"".join(parts)
+    body, stated = b"".join(parts), request.headers.get(DIGEST, "")
+    if stated.startswith("sha-256=") and stated != http_digest(body):
+        raise HttpError(400, "The body is not that of its Content-Digest.", DAMAGED)
+    return body
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Json]) -> Json:

@@ -219,6 +219,8 @@ def details(completion: Completion, *, ids: bool, hidden: bool) -> Json:
         made["weight_versions"] = completion.weight_versions.tolist()
         figures = {"entropies": completion.entropies, "kept": completion.kept}
         made |= {name: x.tolist() for name, x in figures.items() if x is not None}
+        if completion.speculation is not None:
+            made["speculation"] = completion.speculation.model_dump(mode="json")
     if hidden and completion.hidden is not None:
         data = np.ascontiguousarray(completion.hidden, "<f4")
         text = base64.b64encode(data.tobytes()).decode("ascii")

@@ -96,6 +96,7 @@ def serve(config: ServeConfig, report: Callable[[str], None]) -> None:
         if config.admin_port is not None:
             admin = opened.enter_context(_listener(config.host, config.admin_port))
         service = open_service(config, report)
+        service.admin_port = None if admin is None else admin.getsockname()[1]
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         key = "with a key" if config.key is not None else "without a key"
         report(f"{_address(listener)}/v1 {key}; Ctrl-C or SIGTERM ends it")

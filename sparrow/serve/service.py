@@ -17,6 +17,7 @@ from sparrow.engine.engine import Engine
 from sparrow.engine.language import Language
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import stop_ids
+from sparrow.schema.base import from_dict
 from sparrow.schema.common import ChatConfig
 from sparrow.schema.openai import (
     ChatRequest,
@@ -58,6 +59,7 @@ class Service:
     language: Language
     decoding: ResolvedDecoding  # unless a request says otherwise
     name: str
+    admin_port: int | None = None  # for trainers; None: there is none
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -109,9 +111,10 @@ class Service:
         rule = self.engine.rule
         assert rule is not None
         exact = decoding == "exact" or (decoding is None and default.speculative is not None)
-        drafts = options.draft_tokens
+        names = ("draft_tokens", "acceptance", "reselect")
+        asked = {name: x for name in names if (x := getattr(options, name)) is not None}
         base = default.speculative or SpeculativeParams()
-        speculative = base if drafts is None else base.replace(draft_tokens=drafts)
+        speculative = base.replace(**asked) if asked else base
         try:
             rule.check(schedule, page=PAGE, family=self.engine.model.spec.family)
             if exact:
@@ -121,7 +124,7 @@ class Service:
         return ResolvedDecoding(schedule, rule.flow, speculative if exact else None)
 
     def _schedule(self, options: SparrowOptions) -> Schedule:
-        """The schedule that a request names, never a file; or its budget under this rule."""
+        """The schedule that a request names or has, never a file; or its budget under the rule."""
         rule, name, own = self.engine.rule, options.schedule, self.decoding.schedule
         assert rule is not None
         if options.budget is not None:
@@ -135,6 +138,11 @@ class Service:
             )
         if own is not None and name == own.name:
             return own
+        if isinstance(name, dict):
+            try:
+                return from_dict(Schedule, name)
+            except ValueError as error:
+                raise RequestError(f"{error}.", "sparrow.schedule") from error
         if name not in preset_names():
             known = ", ".join([*preset_names(), *([] if own is None else [own.name])])
             raise RequestError(

@@ -101,7 +101,8 @@ def sparrow_words(words: list[str]) -> list[str] | None:
     return words[words.index("sparrow") + 1 :] if started else None
 
 
-def test_verb_options_and_settings_exist() -> None:
+def test_verb_options_and_settings_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARROW_ADMIN_KEY", "a-key-of-its-own")
     blocks = [step.text for text in TEXTS.values() for step in steps(text) if step.kind == "sh"]
     given = [sparrow_words(words) for block in blocks for words in stages(block)]
     for words in given:

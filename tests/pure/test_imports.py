@@ -32,7 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "calibration": ROLLOUT | {"engine"},
     "serve": ROLLOUT | {"engine"},
     "client": {"files", "schema"},
-    "dataflow": ROLLOUT | {"processes", "engine", "training", "tasks", "gate", "calibration"},
+    "dataflow": ROLLOUT
+    | {"processes", "engine", "training", "tasks", "gate", "calibration", "client"},
     "reporting": BASE,
     "benchmarks": ROLLOUT | {"engine", "calibration", "training"},
     "api": ROLLOUT

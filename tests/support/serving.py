@@ -1,5 +1,6 @@
 """A server of a model in a thread of this process, on a free port."""
 
+import asyncio
 import socket
 import threading
 import time
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sparrow.schema.serve import ServeConfig
+from sparrow.serve.admin import make_admin_app
 from sparrow.serve.server import http_server, open_service
 from sparrow.serve.service import Service
 
@@ -31,19 +33,33 @@ class Running:
 
 @contextmanager
 def serving(model: str, **settings: Any) -> Iterator[Running]:
-    """Serve a model while the context is open."""
+    """Serve a model while the context is open; with an `admin_key` also on an admin port.
+
+    port, admin: to listen on; 0: any.
+    """
+    ports, admin = [settings.pop(name, 0) for name in ("port", "admin")], "admin_key" in settings
     given = {"model": model, "device": "cpu", "kv_gib": 0.2, **settings}
+    given |= {"admin_port": 1} if admin else {}
     service = open_service(ServeConfig.model_validate(given), report=lambda text: None)
-    listener = socket.create_server(("127.0.0.1", 0))
-    server, port = http_server(service), listener.getsockname()[1]
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    listeners = [socket.create_server(("127.0.0.1", number)) for number in ports[: 1 + admin]]
+    servers = [http_server(service)]
+    if admin:
+        servers.append(http_server(service, make_admin_app(service)))
+        service.admin_port = listeners[1].getsockname()[1]
+
+    async def serve() -> None:
+        pairs = zip(servers, listeners, strict=True)
+        await asyncio.gather(*(server.serve([listener]) for server, listener in pairs))
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
-    while not server.started:
+    while not all(server.started for server in servers):
         assert thread.is_alive(), "the server has failed"
         time.sleep(0.01)
     try:
-        yield Running(service, port)
+        yield Running(service, listeners[0].getsockname()[1])
     finally:
-        server.should_exit = True
+        for server in servers:
+            server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()

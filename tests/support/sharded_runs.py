@@ -56,6 +56,14 @@ def distilled(model: Path, folder: Path, teacher: str) -> TrainConfig:
     return config(model, folder, rollout=rollout, run={"steps": 2})
 
 
+def served(world: World, folder: Path) -> tuple[str, int]:
+    """A run by the servers that a file names."""
+    urls = (folder / "urls.txt").read_text().split()
+    episode = "support.rank_faults:episode"
+    rollout = {"prompts": 3, "attention": SPARSE, "episode": episode, "url": urls}
+    return ended(config(folder / "model", folder / "run", rollout=rollout, run={"steps": STEPS}))
+
+
 def ended(chosen: TrainConfig, fault: str = "") -> tuple[str, int]:
     """How a run ended, after how many steps."""
     os.environ["SPARROW_RANK_FAULT"] = fault

@@ -62,7 +62,10 @@ def main() -> None:
         sys.path[:] = opening.path
         if opening.threads is not None:
             torch.set_num_threads(opening.threads)
-        side = open_rollout_side(TrainConfig.model_validate_json(opening.config))
+        config = TrainConfig.model_validate_json(opening.config)
+        if opening.role == "evaluation":  # servers have the weights of the rollout
+            config = config.replace(rollout=config.rollout.replace(url=(), fixed_weights=False))
+        side = open_rollout_side(config)
     except (ValueError, OSError, ImportError) as error:
         send(connection, WorkerFailed(reason=f"{error}", fatal=True))
         raise

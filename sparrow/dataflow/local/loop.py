@@ -141,7 +141,8 @@ def replay(
         chosen = _chosen(steps, kept, step, part)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
-    with open_parts(config, folder, report=report) as run:
+    local = config.rollout.replace(url=(), fixed_weights=False)  # servers may be at work
+    with open_parts(config.replace(rollout=local), folder, report=report) as run:
         if chosen:
             run.load_checkpoint(chosen)
         if part == "rollout":

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
 from sparrow.files import has_sums, remove_unfinished, unfinished_path, write_whole
 from sparrow.functions import HERE
 from sparrow.gate import Gate
-from sparrow.models import Decoder, fingerprint, load, save, tokenizer_digest
+from sparrow.models import Decoder, fingerprint, hf_views, load, save, tokenizer_digest
 from sparrow.models.actor import load_actor, save_actor
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.lora import Adapter
@@ -251,8 +251,9 @@ def describe_run(config: TrainConfig, decoding: ResolvedDecoding, rows: str) -> 
     target = f"keeps p05 >= {gate.target}{misses}, mode {gate.mode}"
     sparse = decoding.schedule is not None and decoding.speculative is None
     rollouts = f"sparse, {decoding.describe()}" if sparse else decoding.describe()
+    served = f" | by {', '.join(rollout.url)}" if rollout.url else ""
     return {
-        "rollout": rollouts + _describe_distillation(config),
+        "rollout": rollouts + _describe_distillation(config) + served,
         "gate": "off" if gate.mode == "off" else target,
         "model": config.model.name,
         "data": f"{rows} | {batch} a step",
@@ -362,14 +363,14 @@ def open_parts(
     learner = _learner_side(config, model, reference, dtype, sampling.algorithm, world)
     if config.run.loop == "async":
         _refuse_objects(config, episode, judge)
-        if device.type == "cuda" and rollout.kv_gib is None:
+        if device.type == "cuda" and rollout.kv_gib is None and not rollout.url:
             raise ValueError(
                 "rollout.kv_gib: set it for run.loop = async on a GPU, which the learner and two "
                 "engines share; --dry-run says what the learner takes"
             )
         side: RolloutProtocol = _async_side(sampling, dtype, folder, stopping, learner)
     else:
-        backend = _backend(config, sampling, dtype, device)
+        backend = _backend(config, sampling, dtype, device, world=world, report=report)
         if learner.adapter is not None and rollout.distill.adapter is not None:
             backend.set_actor(learner.adapter)
         parts: dict[str, Any] = {"world": world, "stopping": stopping}
@@ -489,7 +490,8 @@ def open_rollout_side(config: TrainConfig, report: Report = print) -> RolloutSid
     dtype = pick_dtype(config.model.dtype, device, {})
     model = load(config.model.name, dtype=dtype, device=device, report=report)
     sampling = _Sampling.open(config, model, report)
-    return sampling.side(_backend(config, sampling, dtype, device, model), report=report)
+    backend = _backend(config, sampling, dtype, device, model, report=report)
+    return sampling.side(backend, report=report)
 
 
 def _async_side(
@@ -591,13 +593,51 @@ def _backend(
     dtype: torch.dtype,
     device: torch.device,
     model: Decoder | None = None,
+    *,
+    world: World | None = None,
+    report: Report,
 ) -> RolloutBackend:
-    """The engine, with its copy of the weights."""
+    """The engine with its copy of the weights, or servers."""
     rollout, decoding = config.rollout, sampling.decoding
+    if rollout.url:
+        return _servers(config, sampling, world, report)
     kv_bytes = None if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
     limits = {"max_running": rollout.max_running, "max_context": sampling.longest}
     model = model or load(config.model.name, dtype=dtype, device=device)
     return open_backend(model, decoding.rule, decoding.speculative, **limits, kv_bytes=kv_bytes)
+
+
+def _servers(
+    config: TrainConfig, sampling: _Sampling, world: World | None, report: Report
+) -> RolloutBackend:
+    from sparrow.dataflow.servers import ServerBackend  # needs the extra "client"
+
+    def starts(dtype: str) -> Mapping[str, torch.Tensor]:
+        return hf_views(load(config.model.name, dtype=dtype, device="cpu"))
+
+    fixed, urls = config.rollout.fixed_weights, config.rollout.url
+    backend = ServerBackend(urls, starts=None if fixed else starts, world=world, report=report)
+    if backend.max_context < sampling.longest:
+        raise ValueError(
+            f"rollout.url: a sequence may have {sampling.longest} tokens, a server takes "
+            f"{backend.max_context}; lower rollout.max_tokens or rollout.max_prompt"
+        )
+    foreign = [server.url for server in backend.servers if not server.is_sparrow]
+    if foreign and (sampling.schedule is not None or config.gate.mode == "act"):
+        raise ValueError(
+            f"rollout.url: {foreign[0]} has dense decoding and returns no hidden states; it needs "
+            "gate.mode = warn or off, and no budget or schedule"
+        )
+    rule = None if sampling.decoding.rule is None else sampling.decoding.rule.describe()
+    for server in backend.servers if rule else ():
+        if server.rule != rule:
+            raise ValueError(
+                f"rollout.url: {server.url} runs {server.rule}, this run {rule}; start it with the "
+                "--schedule or --flow of this run"
+            )
+    if fixed:
+        report("rollout.fixed_weights: servers keep their weights, so rollouts become off-policy")
+    return backend
 
 
 def _drop_overlong(rows: Examples, language: Language, most: int, report: Report) -> Examples:
@@ -637,7 +677,7 @@ def _identity(
             "run": shown if config.optimiser.decay else {*shown, "steps"},
             "model": {"device"},
             "data": {"workers", "deadline", "memory_gib"},
-            "rollout": dict.fromkeys(("max_running", "kv_gib", "sleep"), True)
+            "rollout": dict.fromkeys(("max_running", "kv_gib", "sleep", "url"), True)
             | {"attention": {"schedule"}},  # its content counts, not its path
             "batch": {"tokens", "recompute", "compile", "kl_sample"},
             "gate": set(GateConfig.model_fields) - {"bin"},

@@ -1,9 +1,6 @@
 """The admin port: weights by delta while requests run, schedule, sleep, abort; a key of its own."""
 
-import asyncio
 import json
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 import torch
+from support.serving import serving
 from support.waiting import until
 
 from sparrow import models
@@ -21,8 +19,6 @@ from sparrow.schema.base import to_dict
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.serve import ServeConfig
-from sparrow.serve.admin import make_admin_app
-from sparrow.serve.server import http_server, open_service
 from sparrow.serve.service import Service
 
 KEY, API_KEY = "the-admin-key", "the-api-key"
@@ -55,33 +51,9 @@ class Served:
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    given = {"model": "tiny", "device": "cpu", "kv_gib": 0.2, "max_running": 8}
-    given |= {"api_key": API_KEY, "admin_port": 1, "admin_key": KEY}
-    service = open_service(ServeConfig.model_validate(given), report=lambda text: None)
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    servers = [http_server(service), http_server(service, make_admin_app(service))]
-
-    async def serve() -> None:
-        pairs = zip(servers, listeners, strict=True)
-        await asyncio.gather(*(server.serve([listener]) for server, listener in pairs))
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
-    thread.start()
-    ports = [listener.getsockname()[1] for listener in listeners]
-    found = Served(service, *ports)
-    until(lambda: _answers(found))
-    yield found
-    for server in servers:
-        server.should_exit = True
-    thread.join(20)
-    assert not thread.is_alive()
-
-
-def _answers(served: Served) -> bool:
-    try:
-        return served.status()["version"] == 0
-    except (httpx2.HTTPError, KeyError):
-        return False
+    with serving("tiny", max_running=8, api_key=API_KEY, admin_key=KEY) as running:
+        assert running.service.admin_port is not None
+        yield Served(running.service, running.port, running.service.admin_port)
 
 
 def changed(weights: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
