@@ -55,6 +55,7 @@ class RolloutBackend(Protocol):
     """A model that answers prompts, and gets the learner's weights between rollouts."""
 
     max_context: int  # tokens of the longest sequence, prompt and answer
+    max_running: int  # samples decoded at once
 
     def serving(self) -> AbstractAsyncContextManager[Sampler]:
         """A context in which prompts are answered."""
@@ -83,7 +84,8 @@ class EngineBackend(RolloutBackend):
     """The engine of this package, in this process."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.max_context = engine, engine.max_context
+        self.engine = engine
+        self.max_context, self.max_running = engine.max_context, engine.max_running
 
     def serving(self) -> AsyncEngine:
         return AsyncEngine(self.engine)

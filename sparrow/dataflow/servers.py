@@ -43,6 +43,7 @@ ATTEMPTS = 16  # of a request, before its episode fails
 PATIENCE = 600.0  # seconds without a server that has the present weights, likewise
 WAIT = (0.5, 30.0)  # seconds before a server is tried again: at first, at most
 AWAY = (None, 429, 500, 502, 503, 504)  # statuses that may pass; None: there was no answer
+USUAL = 256  # samples that a server takes which does not say
 PREFIX = 64  # tokens by which prompts begin alike
 MOST_PREFIXES = 4096
 HEALTH_SECONDS = 30.0  # between looks at a server that has not answered yet
@@ -220,6 +221,7 @@ class ServerBackend(RolloutBackend):
         self.servers = [RolloutServer(url, sends=self.sends) for url in urls]
         lengths = [s.max_context for s in self.servers if s.max_context is not None]
         self.max_context: int = min(lengths, default=2**31)
+        self.max_running = sum(server.capacity or USUAL for server in self.servers)
         self.version = 0
         self.adapter: Adapter | None = None
         self.wanted: dict[str, Held] = {}  # weights that servers should have, by dtype

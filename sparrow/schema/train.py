@@ -360,6 +360,8 @@ class TrainConfig(Record):
         self.require(not self.rollout.distill.on, "run.loop", "sync with rollout.distill", "async")
         dense = self.batch.attention == "dense"
         self.require(dense, "run.loop", "sync with batch.attention = sparse", "async")
+        one = not self.rollout.url or self.dispatch.workers <= 1
+        self.require(one, "dispatch.workers", "1 with rollout.url", self.dispatch.workers)
         allowed = "0 with dispatch.staleness 0, where nothing can be replayed"
         fits = not self.dispatch.replay or self.dispatch.staleness > 0
         self.require(fits, "dispatch.replay", allowed, self.dispatch.replay)

@@ -45,8 +45,7 @@ from sparrow.dataflow.local.run import open_rollout_side
 from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
 from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.engine import Engine
-from sparrow.models import hf_views
-from sparrow.models.deltas import Delta, digest
+from sparrow.models.deltas import Delta
 from sparrow.processes.supervisor import die_with_parent
 from sparrow.schema.base import Record
 from sparrow.schema.train import TrainConfig
@@ -81,14 +80,17 @@ def main() -> None:
 
 
 def _opened(side: RolloutSide, opening: Open, own: ResolvedDecoding | None) -> Opened:
-    model = _engine(side).model
+    of_remote = {}
+    if opening.remote:
+        engine = _engine(side)
+        dtype = str(engine.model.dtype).removeprefix("torch.")
+        of_remote = {"dtype": dtype, "digest": f"{engine.digest():016x}"}
     return Opened(
         header=side.backend.header(),
         isolation=getattr(side.judge, "isolation", None),
-        running=_engine(side).max_running,
-        dtype=str(model.dtype).removeprefix("torch."),
+        running=side.backend.max_running,
         attention="" if own is None else own.describe(),
-        digest=f"{digest(hf_views(model)):016x}" if opening.remote else "",
+        **of_remote,
     )
 
 
@@ -97,7 +99,7 @@ def _own_decoding(side: RolloutSide) -> ResolvedDecoding:
 
 
 def _engine(side: RolloutSide) -> Engine:
-    assert isinstance(side.backend, EngineBackend), "the only backend of worker processes"
+    assert isinstance(side.backend, EngineBackend), "the only backend of workers elsewhere"
     return side.backend.engine
 
 
@@ -178,13 +180,11 @@ class RolloutWorker:
 
 async def _apply(sampler: Sampler, delta: Delta, message: LoadWeights) -> int:
     """Lead the engine to a version; one that it has already, with other weights, is replaced."""
-    assert isinstance(sampler, AsyncEngine), "the only backend of worker processes"
+    assert isinstance(sampler, AsyncEngine), "the only backend of workers elsewhere"
 
     def apply(engine: Engine) -> int:
-        if delta.version == engine.version:
-            engine.sleep(weights="drop")
-            engine.wake()
-        return engine.apply_delta(delta, in_flight=message.in_flight)
+        reset = delta.version == engine.version
+        return engine.apply_delta(delta, in_flight=message.in_flight, reset=reset)
 
     return await sampler.run(apply)
 

@@ -399,6 +399,7 @@ def _changed(settings: dict[str, Any], config: WorkerConfig) -> dict[str, Any]:
     rollout |= {name: value for name, value in limits.items() if value is not None}
     if config.budget is not None or config.schedule is not None:
         rollout["attention"] |= {"budget": config.budget, "schedule": config.schedule}
+    rollout |= {"url": [], "fixed_weights": False}  # the worker has an engine of its own
     settings["validation"]["every"] = 0
     return settings
 

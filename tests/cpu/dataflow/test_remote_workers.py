@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.bad_line import BadLine
+from support.proxy import Line, bad_line
 from support.rewards import row_file, verl
 from support.training import SPARSE, Hears, metrics, model_folder
 from support.training import settings as settings_of
@@ -452,24 +453,20 @@ def test_a_line_that_delays_cuts_and_damages_changes_nothing(
         train(run)
     dispatch = {"listen": "127.0.0.1:0", "workers": 0, "staleness": 0}
     settings = chosen(chat_model, there, rows, "async", dispatch=dispatch, run={"steps": 6})
-    lines: list[BadLine] = []
+    line = Line(delay=0.02, cut=0.1, corrupt=0.1, repeat=0.1)
+    with ExitStack() as opened:
 
-    def join(side: AsyncRolloutSide) -> Any:
-        assert side.remote is not None
-        lines.append(BadLine(side.remote.address, delay=0.02, cut=0.1, damage=0.1))
-        options = ("--allow-code", "--model", str(other))
-        return worker(lines[0].__enter__().address, *options)
+        def join(side: AsyncRolloutSide) -> Any:
+            assert side.remote is not None
+            address = opened.enter_context(bad_line(side.remote.address, line))
+            return worker(address, "--allow-code", "--model", str(other))
 
-    meets = Meets(0, join)
-    try:
-        run_with(settings, meets)
-    finally:
-        lines[0].__exit__()
-    assert min(lines[0].faults.values()) > 3
+        run_with(settings, Meets(0, join))
+    assert min(line.faults.values()) > 3
     for step in range(6):
-        for one, other in zip(read_rollouts(here, step), read_rollouts(there, step), strict=True):
-            plain = tuple(t.replace(worker="", dtype="") for t in other.trajectories)
-            assert one == other.replace(trajectories=plain)
+        for one, two in zip(read_rollouts(here, step), read_rollouts(there, step), strict=True):
+            plain = tuple(t.replace(worker="", dtype="") for t in two.trajectories)
+            assert one == two.replace(trajectories=plain)
     audited(there)
 
 
