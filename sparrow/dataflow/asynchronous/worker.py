@@ -52,6 +52,9 @@ from sparrow.schema.base import Record
 from sparrow.schema.train import TrainConfig
 
 
+SERVED = 256  # samples that servers decode at once, where nobody says
+
+
 def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
@@ -81,10 +84,14 @@ def main() -> None:
 
 
 def _opened(side: RolloutSide, opening: Open, own: ResolvedDecoding | None) -> Opened:
+    isolation = getattr(side.judge, "isolation", None)
+    if not isinstance(side.backend, EngineBackend):  # servers
+        running = side.config.rollout.max_running or SERVED
+        return Opened(header=side.backend.header(), isolation=isolation, running=running)
     model = _engine(side).model
     return Opened(
         header=side.backend.header(),
-        isolation=getattr(side.judge, "isolation", None),
+        isolation=isolation,
         running=_engine(side).max_running,
         dtype=str(model.dtype).removeprefix("torch."),
         attention="" if own is None else own.describe(),
@@ -97,7 +104,7 @@ def _own_decoding(side: RolloutSide) -> ResolvedDecoding:
 
 
 def _engine(side: RolloutSide) -> Engine:
-    assert isinstance(side.backend, EngineBackend), "the only backend of worker processes"
+    assert isinstance(side.backend, EngineBackend), "the backend of `sparrow worker`"
     return side.backend.engine
 
 
@@ -178,7 +185,7 @@ class RolloutWorker:
 
 async def _apply(sampler: Sampler, delta: Delta, message: LoadWeights) -> int:
     """Lead the engine to a version; one that it has already, with other weights, is replaced."""
-    assert isinstance(sampler, AsyncEngine), "the only backend of worker processes"
+    assert isinstance(sampler, AsyncEngine), "the backend of `sparrow worker`"
 
     def apply(engine: Engine) -> int:
         if delta.version == engine.version:
