@@ -51,7 +51,6 @@ from sparrow.processes.supervisor import die_with_parent
 from sparrow.schema.base import Record
 from sparrow.schema.train import TrainConfig
 
-
 SERVED = 256  # samples that servers decode at once, where nobody says
 
 

@@ -447,7 +447,7 @@ def test_a_line_that_delays_cuts_damages_and_repeats_changes_nothing(
 ) -> None:
     """At staleness 0, and although the worker's model has other weights: it fetches those."""
     here, there = tmp_path / "local", tmp_path / "far"
-    other = model_folder(tmp_path / "other", chat=True, size=5.0)
+    unlike = model_folder(tmp_path / "unlike", chat=True, size=5.0)
     with open_run(chosen(chat_model, here, rows, "sync", run={"steps": 6})) as run:
         train(run)
     dispatch = {"listen": "127.0.0.1:0", "workers": 0, "staleness": 0}
@@ -461,7 +461,7 @@ def test_a_line_that_delays_cuts_damages_and_repeats_changes_nothing(
         proxies.append(start(tmp_path, PROXY, "0", target, *faults))
         assert proxies[0].stdout is not None
         address = proxies[0].stdout.readline().split()[0]
-        return worker(f"http://{address}", "--allow-code", "--model", str(other))
+        return worker(f"http://{address}", "--allow-code", "--model", str(unlike))
 
     try:
         run_with(settings, Meets(0, join))
