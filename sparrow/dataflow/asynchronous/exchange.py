@@ -20,7 +20,7 @@ _HEAD = struct.Struct(">QQI")
 _LENGTH = struct.Struct(">Q")
 
 
-class Body(NamedTuple):
+class FrameBody(NamedTuple):
     """What a request or its response carries. first: number of the first frame."""
 
     acknowledged: int
@@ -33,7 +33,7 @@ class Body(NamedTuple):
         return seal(b"".join([head, *lengths, *self.frames]))
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Body":
+    def unpack(cls, data: bytes) -> "FrameBody":
         """Read a body; ValueError if it is damaged."""
         plain = unseal(data)
         try:
@@ -87,7 +87,7 @@ class FrameExchange:
         with self._lock:
             self._waiting.append(frame)
 
-    def body(self, *, frames: bool = True) -> Body:
+    def body(self, *, frames: bool = True) -> FrameBody:
         """What to send now; frames: with those that are not acknowledged, as many as fit."""
         with self._lock:
             chosen, size = list[bytes](), 0
@@ -96,9 +96,9 @@ class FrameExchange:
                 if chosen and size > AT_ONCE:
                     break
                 chosen.append(frame)
-            return Body(self._received, self._first, tuple(chosen))
+            return FrameBody(self._received, self._first, tuple(chosen))
 
-    def accept(self, body: Body) -> Sequence[bytes]:
+    def accept(self, body: FrameBody) -> Sequence[bytes]:
         """Take a body of the other side; return the frames that are new, in order."""
         with self._lock:
             done = body.acknowledged - self._first + 1

@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sparrow import __version__
-from sparrow.dataflow.asynchronous.exchange import MOST_BODY, Body, FrameExchange, seal, unseal
+from sparrow.dataflow.asynchronous.exchange import MOST_BODY, FrameBody, FrameExchange, seal, unseal
 from sparrow.dataflow.asynchronous.messages import Join, Joined, Role, decode_frame, encode
 from sparrow.dataflow.asynchronous.weight_versions import VersionGone, WeightVersions
 from sparrow.dataflow.asynchronous.workers import RemoteLink, WorkerLost
@@ -52,7 +52,7 @@ OnJoin = Callable[[RemoteLink, str], str]  # a worker and its name -> the name t
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Refusal(Exception):
+class RequestRefused(Exception):
     """Raised for a request that gets this status."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
@@ -183,7 +183,7 @@ class RemoteWorkers:
                 self._check_key(request)
                 self._refuse_ended(request)
                 return await handler(request)
-            except Refusal as error:
+            except RequestRefused as error:
                 problem = {"error": str(error), "code": error.code}
                 return JSONResponse(problem, status_code=error.status)
             except ValueError as error:
@@ -194,17 +194,17 @@ class RemoteWorkers:
     def _check_key(self, request: Request) -> None:
         given = request.headers.get("authorization", "").encode()
         if not hmac.compare_digest(given, b"Bearer " + self._key):
-            raise Refusal(401, "the key is wrong or missing", "key")
+            raise RequestRefused(401, "the key is wrong or missing", "key")
 
     def _refuse_ended(self, request: Request) -> None:
         if self._ended:
             self._told.add(request.headers.get(SESSION, ""))
-            raise Refusal(410, "the run has ended", "ended")
+            raise RequestRefused(410, "the run has ended", "ended")
 
     def _session(self, request: Request) -> RemoteSession:
         session = self._sessions.get(request.headers.get(SESSION, ""))
         if session is None or session.closed:
-            raise Refusal(410, "the session is unknown or was lost", "lost")
+            raise RequestRefused(410, "the session is unknown or was lost", "lost")
         session.heard = time.monotonic()
         return session
 
@@ -212,10 +212,10 @@ class RemoteWorkers:
         join = from_dict(Join, json.loads(unseal(await _read(request, SMALL))))
         if join.sparrow != __version__:
             reason = f"the run has sparrow {__version__}, the worker {join.sparrow!r:.20}"
-            raise Refusal(409, reason, "version")
+            raise RequestRefused(409, reason, "version")
         self._sessions = {k: s for k, s in self._sessions.items() if not s.closed}
         if len(self._sessions) >= MOST_SESSIONS:
-            raise Refusal(503, "too many workers", "many")
+            raise RequestRefused(503, "too many workers", "many")
         session = RemoteSession()
         self._sessions[session.name] = session
         name = await asyncio.to_thread(self._join, session, join.name)
@@ -230,7 +230,7 @@ class RemoteWorkers:
     async def _exchange(self, request: Request) -> Response:
         session = self._session(request)
         wait = min(self._longest_wait, float(request.query_params.get("wait", 0)))
-        for frame in session.exchange.accept(Body.unpack(await _read(request, MOST_BODY))):
+        for frame in session.exchange.accept(FrameBody.unpack(await _read(request, MOST_BODY))):
             session.put(frame)
         if wait > 0:
             await session.wait(wait)
@@ -251,14 +251,14 @@ class RemoteWorkers:
         try:
             data = await asyncio.to_thread(encoded)
         except VersionGone as error:
-            raise Refusal(410, str(error), "gone") from error
+            raise RequestRefused(410, str(error), "gone") from error
         return _bytes(data[max(0, offset) :]) if data else Response(status_code=204)
 
     async def _file(self, request: Request) -> Response:
         self._session(request)
         file = self._files.get(request.query_params.get("key", ""))
         if file is None:
-            raise Refusal(404, "the configuration names no such file", "file")
+            raise RequestRefused(404, "the configuration names no such file", "file")
         offset = max(0, int(request.query_params.get("offset", 0)))
         return _bytes(seal(await asyncio.to_thread(file.read_bytes))[offset:])
 
@@ -292,7 +292,7 @@ async def _read(request: Request, most: int) -> bytes:
     async for part in request.stream():
         data += part
         if len(data) > most:
-            raise Refusal(413, f"a body of more than {most} bytes", "large")
+            raise RequestRefused(413, f"a body of more than {most} bytes", "large")
     return bytes(data)
 
 

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from sparrow import __version__
-from sparrow.dataflow.asynchronous.exchange import Body, FrameExchange, seal, unseal
+from sparrow.dataflow.asynchronous.exchange import FrameBody, FrameExchange, seal, unseal
 from sparrow.dataflow.asynchronous.messages import (
     LENGTHS_BYTES,
     GroupEnded,
@@ -69,7 +69,7 @@ class ProcessEnded(Exception):
     """The worker process has ended."""
 
 
-class Refused(Exception):
+class WorkerRefused(Exception):
     """The run will not have this worker, or the worker this run, however often it is asked."""
 
 
@@ -81,7 +81,7 @@ ENDS: dict[str, type[Exception]] = {"ended": RunEnded, "lost": SessionLost, "gon
 FINAL = (401, 403, 404, 405, 409, 413)  # statuses of a run that is none, or refuses us
 
 
-class Line:
+class RunLine:
     """Requests to the run, repeated until they are answered."""
 
     def __init__(self, http: httpx2.AsyncClient, report: Report) -> None:
@@ -129,7 +129,7 @@ class Line:
 
     async def leave(self) -> None:
         """Give the prompts back, if the run can be reached at once."""
-        with suppress(TimeoutError, RunEnded, SessionLost, Refused):
+        with suppress(TimeoutError, RunEnded, SessionLost, WorkerRefused):
             await asyncio.wait_for(self.post("leave", b"", unseal), LEAVE)
 
     @property
@@ -155,7 +155,9 @@ class Line:
             raise kind(text)
         if response.status_code in FINAL and not self._known:
             hint = f"; is {WORKER_KEY} that of the run?" if response.status_code == 401 else ""
-            raise Refused(f"the run refuses this worker ({response.status_code}): {text}{hint}")
+            raise WorkerRefused(
+                f"the run refuses this worker ({response.status_code}): {text}{hint}"
+            )
         return f"{response.status_code}: {text}"
 
     async def _pause(self, problem: str, seconds: float) -> None:
@@ -178,7 +180,7 @@ def _pauses() -> Iterator[float]:
 class RunSession:
     """A session of the run, with the worker process that answers its prompts."""
 
-    def __init__(self, line: Line, opening: Open, folder: Path) -> None:
+    def __init__(self, line: RunLine, opening: Open, folder: Path) -> None:
         self.line, self.groups = line, 0
         self._opening, self._folder = opening, folder
         self._exchange = FrameExchange()
@@ -218,7 +220,7 @@ class RunSession:
             self._push(frame)
             if isinstance(message, WorkerFailed):
                 await asyncio.sleep(1.0)  # so that the run hears of it
-                raise Refused(message.reason)
+                raise WorkerRefused(message.reason)
 
     def _note(self, message: Record) -> None:
         match message:
@@ -241,12 +243,12 @@ class RunSession:
             self._pushed.clear()
             while self._exchange.waiting:
                 body = self._exchange.body().pack()
-                self._take(await self.line.post("exchange", body, Body.unpack))
+                self._take(await self.line.post("exchange", body, FrameBody.unpack))
 
     async def _poll(self) -> None:
         while True:
             body = self._exchange.body(frames=False).pack()
-            answer = await self.line.post("exchange", body, Body.unpack, wait=WAIT)
+            answer = await self.line.post("exchange", body, FrameBody.unpack, wait=WAIT)
             for frame in self._take(answer):
                 message = decode_frame(frame)
                 if isinstance(message, LoadWeights):
@@ -255,7 +257,7 @@ class RunSession:
                 else:
                     await self._tell(frame)
 
-    def _take(self, body: Body) -> tuple[bytes, ...]:
+    def _take(self, body: FrameBody) -> tuple[bytes, ...]:
         try:
             return tuple(self._exchange.accept(body))
         except ValueError as error:
@@ -310,19 +312,19 @@ async def answer_prompts(config: WorkerConfig, report: Report) -> bool:
     headers = {"authorization": f"Bearer {key}", "accept-encoding": "identity"}
     address = f"{config.connect.rstrip('/')}/worker/"
     async with httpx2.AsyncClient(base_url=address, headers=headers, timeout=TIMEOUT) as http:
-        line = Line(http, report)
+        line = RunLine(http, report)
         try:
             await _work(config, line, report)
         except RunEnded:
             report("the run has ended")
-        except Refused as error:
+        except WorkerRefused as error:
             raise ValueError(str(error)) from error
         except asyncio.CancelledError:
             return False
     return True
 
 
-async def _work(config: WorkerConfig, line: Line, report: Report) -> None:
+async def _work(config: WorkerConfig, line: RunLine, report: Report) -> None:
     """Work in one session after the other."""
     crashes = 0
     while crashes < MOST_CRASHES:
@@ -332,14 +334,14 @@ async def _work(config: WorkerConfig, line: Line, report: Report) -> None:
             crashes = await _session(config, line, joined, crashes)
         except SessionLost as error:
             report(f"{error}; joining again")
-        except (Refused, ValueError, OSError, asyncio.CancelledError):
+        except (WorkerRefused, ValueError, OSError, asyncio.CancelledError):
             await line.leave()
             raise
         await asyncio.sleep(FIRST_PAUSE)
-    raise Refused(f"the worker process ended {crashes} times in a row before its first group")
+    raise WorkerRefused(f"the worker process ended {crashes} times in a row before its first group")
 
 
-async def _session(config: WorkerConfig, line: Line, joined: Joined, crashes: int) -> int:
+async def _session(config: WorkerConfig, line: RunLine, joined: Joined, crashes: int) -> int:
     """Work in a session; crashes in a row when its process has ended."""
     with tempfile.TemporaryDirectory(prefix="sparrow-") as folder:
         opening = await _opening(config, line, joined, Path(folder))
@@ -351,7 +353,7 @@ async def _session(config: WorkerConfig, line: Line, joined: Joined, crashes: in
         return 1 if session.groups else crashes + 1
 
 
-async def _join(config: WorkerConfig, line: Line) -> Joined:
+async def _join(config: WorkerConfig, line: RunLine) -> Joined:
     line.session = ""
     join = Join(
         name=config.name or f"{socket.gethostname()}-{os.getpid()}",
@@ -363,7 +365,7 @@ async def _join(config: WorkerConfig, line: Line) -> Joined:
     return joined
 
 
-async def _opening(config: WorkerConfig, line: Line, joined: Joined, folder: Path) -> Open:
+async def _opening(config: WorkerConfig, line: RunLine, joined: Joined, folder: Path) -> Open:
     """The first message to the worker process: the run's configuration, changed for this place."""
     settings = json.loads(joined.config)
     for key in set(FILES) & set(joined.files):
@@ -408,7 +410,7 @@ def _refuse_code(settings: TrainConfig, config: WorkerConfig) -> None:
     named = {k: text for k, text in code_settings(settings).items() if not k.startswith("dispatch")}
     if named and not config.allow_code:
         listed = ", ".join(f"{key} = {text!r}" for key, text in named.items())
-        raise Refused(
+        raise WorkerRefused(
             f"the run's configuration names code ({listed}), which is not imported without "
             "--allow-code: use it only for runs that you trust"
         )

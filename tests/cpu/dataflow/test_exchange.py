@@ -5,7 +5,7 @@ import random
 import pytest
 
 from sparrow.dataflow.asynchronous import exchange as module
-from sparrow.dataflow.asynchronous.exchange import Body, FrameExchange, seal, unseal
+from sparrow.dataflow.asynchronous.exchange import FrameBody, FrameExchange, seal, unseal
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -25,7 +25,7 @@ def test_frames_come_once_and_in_order(seed: int) -> None:
         line.append((1 - side, sides[side].body(frames=draw.random() < 0.8).pack()))
         for _ in range(draw.randrange(3)):
             where, data = line[draw.randrange(len(line))]  # late, or again
-            came[where] += sides[where].accept(Body.unpack(data))
+            came[where] += sides[where].accept(FrameBody.unpack(data))
         del line[:-8]
 
     for _ in range(300):
@@ -54,20 +54,20 @@ def test_a_body_has_as_many_frames_as_fit(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_damaged_bodies_are_refused() -> None:
-    data = Body(3, 4, (b"one", b"", b"three")).pack()
-    assert Body.unpack(data) == Body(3, 4, (b"one", b"", b"three"))
+    data = FrameBody(3, 4, (b"one", b"", b"three")).pack()
+    assert FrameBody.unpack(data) == FrameBody(3, 4, (b"one", b"", b"three"))
     for place in range(len(data)):
         broken = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
         for bad in (broken, data[:place]):
             with pytest.raises(ValueError, match="damaged"):
-                Body.unpack(bad)
+                FrameBody.unpack(bad)
     for inner in (b"", b"\0" * 20 + b"x", b"\0" * 16 + b"\xff" * 4):
         with pytest.raises(ValueError, match=r"damaged|length"):
-            Body.unpack(seal(inner))
+            FrameBody.unpack(seal(inner))
     with pytest.raises(ValueError, match="damaged"):
         unseal(b"")
 
 
 def test_an_acknowledgement_of_frames_that_were_not_sent_is_refused() -> None:
     with pytest.raises(ValueError, match="not sent"):
-        FrameExchange().accept(Body(1, 1, ()))
+        FrameExchange().accept(FrameBody(1, 1, ()))
