@@ -250,8 +250,10 @@ def test_answers_over_a_bad_line_are_those_over_a_good_one(
                     pairs = zip(prompts, params, strict=True)
                     return list(await asyncio.gather(*(sampler.generate(*p) for p in pairs)))
 
-        same(sample(local, prompts), asyncio.run(work()))
-    assert line.faults[fault] >= 2
+        there = asyncio.run(work())
+        while line.faults[fault] < 2:
+            there = asyncio.run(work())
+        same(sample(local, prompts), there)
 
 
 def test_a_server_that_was_restarted_between_two_requests_is_noticed(model: Path) -> None:
