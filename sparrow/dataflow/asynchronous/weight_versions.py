@@ -62,7 +62,9 @@ class WeightVersions:
             return Delta.whole(weights, version=version).encode()
         versions = {"base_version": base, "version": version}
         old, known = _cast(kept[base], dtype), self._digests[base, dtype]
-        return smallest(Delta.between(old, weights, **versions, base_digest=known), weights)
+        delta = Delta.between(old, weights, **versions, base_digest=known)
+        self._digests[version, dtype] = delta.digest
+        return smallest(delta, weights)
 
     def _digest(self, kept: Kept, version: int, dtype: str) -> str:
         """The digest of a version; "" if it is not kept."""
