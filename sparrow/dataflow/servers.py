@@ -155,13 +155,10 @@ class RolloutServer:
 
     def load_weights(self, published: PublishedWeights, in_flight: InFlight) -> int:
         """Bring it to these weights, whole if need be; the tokens that samples in flight had."""
-        try:
-            if self.held is not None and self.held == published.base:
+        tokens = 0
+        if self.held == published.base:
+            with suppress(ServerError):  # it was restarted, or its answer was lost: see what it has
                 tokens = self._load(published.message(self.held), in_flight=in_flight)
-            else:
-                tokens = 0
-        except ServerError:
-            tokens = 0  # it was restarted, or its answer was lost: see what it has
         self.held = None
         self.refresh()
         if self.held != published.held:
@@ -312,8 +309,11 @@ class ServerBackend(RolloutBackend):
         if not self.world.is_first:
             return
         with self._sending:
+            published = self._published[server.dtype]
+            if server.held == published.held:  # meanwhile
+                return
             try:
-                server.load_weights(self._published[server.dtype], "recompute")
+                server.load_weights(published, "recompute")
                 if self.adapter is not None:
                     server.load_adapter(self.adapter)
                 self.report(f"{server.url} is back, with version {self.version}")
