@@ -277,6 +277,7 @@ class _Answer:
             "finish_reason": "stop" if reason == "tool_calls" else reason,
             "attention": self.details.get("attention", "unknown"),
             "speculation": self.details.get("speculation"),
+            "weights_id": self.details.get("weights_id"),
             "seed": self.details.get("seed"),
             "text": self.choice.get("text", self.choice.get("message", {}).get("content")),
         }

@@ -14,9 +14,10 @@ several answers to one request only the one that arrived is used.
 import asyncio
 import os
 import random
+import secrets
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -46,6 +47,7 @@ AWAY = (None, 429, 500, 502, 503, 504)  # statuses that may pass; None: there wa
 USUAL = 256  # samples that a server takes which does not say
 PREFIX = 64  # tokens by which prompts begin alike
 MOST_PREFIXES = 4096
+MOST_IDS = 64
 HEALTH_SECONDS = 30.0  # between looks at a server that has not answered yet
 SEND_SECONDS = 600.0  # for a version of the weights
 
@@ -97,20 +99,23 @@ class RolloutServer:
         """Ask the server what it is; ServerError if it cannot be used. sends: weights."""
         self.url, self.load, self.failures, self.paused = url.rstrip("/"), 0, 0, 0.0
         self.held: Held | None = None  # its weights, where they are known
+        self.ids: deque[str] = deque(maxlen=MOST_IDS)  # of loads of its weights that were right
         try:
             with self.client() as client:
                 self.about = client.capabilities()
                 model = next(m for m in client.models() if m["id"] == self.about.model)
         except ClientError as error:
-            raise ServerError(f"{self.url}: {error}") from error
+            hint = "" if self.url.endswith("/v1") else "; does the URL end in /v1?"
+            raise ServerError(f"{self.url}: {error}{hint}") from error
         if not (self.about.token_ids and self.about.logprobs):
             raise ServerError(f"{self.url}: {'; '.join(self.about.notes)}")
         own = model.get("sparrow") or {}
         self.is_sparrow, self.capacity = bool(own), own.get("max_samples")
-        self.rule: str | None = own.get("rule")
+        self.rule, self.identity = own.get("rule"), own.get("model")
         self.max_context = model.get("max_model_len")
         parts = urlsplit(self.url)
-        self._admin = f"{parts.scheme}://{parts.hostname}:{own.get('admin_port')}/admin"
+        host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+        self._admin = f"{parts.scheme}://{host}:{own.get('admin_port')}/admin"
         if sends and own.get("admin_port") is None:
             raise ServerError(
                 f"{self.url} has no admin port, so it cannot get weights: start it by `sparrow "
@@ -147,11 +152,12 @@ class RolloutServer:
     def status(self) -> dict[str, Any]:
         return self._send("GET", "status")
 
-    def refresh(self) -> None:
-        """Ask which weights it has."""
+    def refresh(self) -> str:
+        """Ask which weights it has; return the name of their load."""
         status = self.status()
         known = status["digest"] is not None
         self.held = Held(status["version"], int(status["digest"], 16)) if known else None
+        return str(status["weights_id"])
 
     def load_weights(self, published: PublishedWeights, in_flight: InFlight) -> int:
         """Bring it to these weights, whole if need be; the tokens that samples in flight had."""
@@ -160,15 +166,19 @@ class RolloutServer:
             with suppress(ServerError):  # it was restarted, or its answer was lost: see what it has
                 tokens = self._load(published.message(self.held), in_flight=in_flight)
         self.held = None
-        self.refresh()
-        if self.held != published.held:
+        found = self.refresh()
+        if self.held == published.held:
+            self.ids.append(found)
+        else:
             tokens = self._load(published.message(None), reset="true")
             self.held = published.held
         self.failures, self.paused = 0, 0.0
         return tokens
 
     def _load(self, message: bytes, **query: str) -> int:
-        found = self._send("POST", "weights", query, message)
+        name = secrets.token_hex(8)
+        self.ids.append(name)  # before an answer can have it
+        found = self._send("POST", "weights", {**query, "id": name}, message)
         return int(found["tokens_in_flight"])
 
     def load_adapter(self, adapter: Adapter | None) -> None:
@@ -191,7 +201,7 @@ class RolloutServer:
                 method, url, params=query, content=body, headers=headers, timeout=SEND_SECONDS
             )
             data = response.json()
-        except (httpx2.TransportError, ValueError) as error:
+        except (httpx2.TransportError, httpx2.InvalidURL, ValueError) as error:
             raise ServerError(f"{url}: {error!r}") from error
         if not response.is_success:
             hint = f" (the key is that of {ADMIN_KEY})" if response.status_code == 401 else ""
@@ -273,14 +283,14 @@ class ServerBackend(RolloutBackend):
     def _on_first_rank(self, work: Callable[[], int]) -> int:
         """Do it on the first rank; all learn what servers have and should have."""
 
-        def there() -> tuple[int, dict[str, Held], list[Held | None]]:
+        def there() -> tuple[int, dict[str, Held], list[tuple[Held | None, deque[str]]]]:
             tokens = work()
             wanted = {dtype: part.held for dtype, part in self._published.items()}
-            return tokens, wanted, [server.held for server in self.servers]
+            return tokens, wanted, [(server.held, server.ids) for server in self.servers]
 
-        tokens, self.wanted, held = self.world.on_first_rank(there, (ServerError,))
-        for server, weights in zip(self.servers, held, strict=True):
-            server.held = weights
+        tokens, self.wanted, states = self.world.on_first_rank(there, (ServerError,))
+        for server, (held, ids) in zip(self.servers, states, strict=True):
+            server.held, server.ids = held, ids
         return tokens
 
     def _load_all(self, in_flight: InFlight) -> int:
@@ -317,9 +327,15 @@ class ServerBackend(RolloutBackend):
                 if self.adapter is not None:
                     server.load_adapter(self.adapter)
                 self.report(f"{server.url} is back, with version {self.version}")
-            except ServerError:
+            except ServerError as error:
                 server.held = None
-                server.pause()
+                self.leave_out(server, str(error))
+
+    def leave_out(self, server: RolloutServer, reason: str) -> None:
+        """Pause a server, and say so the first time."""
+        if not server.failures:
+            self.report(f"{reason}; it is left out until it answers again")
+        server.pause()
 
     def set_actor(self, adapter: Adapter | None) -> None:
         if adapter is None and self.adapter is None:
@@ -373,13 +389,14 @@ class ServerSampler(Sampler):
                 failure = f"{server.url}: {error}"
                 if error.status not in AWAY and error.code != DAMAGED:
                     raise ValueError(failure) from error
-                server.pause()
+                self.backend.leave_out(server, failure)
             else:
                 failure = self._wrong_weights(server, held, completions)
                 if not failure:
                     server.failures = 0
                     return completions
                 server.held = None
+                self.backend.report(failure)
             finally:
                 await self._release(server, params.n)
         raise ValueError(f"{ATTEMPTS} attempts failed, the last: {failure}")
@@ -392,6 +409,8 @@ class ServerSampler(Sampler):
             return ""
         least = -1 if held is None else held.version
         for completion in completions:
+            if completion.weights_id not in server.ids:
+                return f"{server.url} answered with weights that this run has not sent it"
             versions = completion.weight_versions
             if len(versions) and not least <= versions.min() <= versions.max() <= self.version:
                 return (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sparrow.files import cached_digest, verify
+from sparrow.models.decoder import Decoder
 from sparrow.models.sources import locate
 from sparrow.models.spec import CONFIG, read_json
 
@@ -79,6 +80,12 @@ def tokenizer_digest(folder: Path) -> str:
         if (folder / name).is_file():
             digest.update(f"{name} {cached_digest(folder / name)}\n".encode())
     return digest.hexdigest()
+
+
+def model_identity(model: Decoder) -> str:
+    """A digest of what decides a model's function and text, apart from its weights."""
+    tokenizer = "" if model.source is None else tokenizer_digest(Path(model.source))
+    return hashlib.sha256(f"{model.spec!r} {tokenizer}".encode()).hexdigest()[:16]
 
 
 @contextmanager

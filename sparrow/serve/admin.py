@@ -1,7 +1,8 @@
 """The admin port of a server, for trainers: weights, schedule, sleep, abort. Its key is its own.
 
 GET  /admin/status
-POST /admin/weights?in_flight=keep    a weight delta (sparrow.models.deltas), or a whole version
+POST /admin/weights?in_flight=keep    a weight delta (sparrow.models.deltas), or a whole version;
+                                      ?id=...: what answers then have as `weights_id`
 POST /admin/weights?reset=true        a whole version with any number, as of another run
 POST /admin/adapter?alpha=16          of sparse decoding: safetensors with PEFT's names; "": none
 POST /admin/schedule                  {"schedule": {...}} or null, for requests that name none
@@ -10,6 +11,7 @@ POST /admin/abort                     end all requests in flight
 """
 
 import json
+import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, get_args
@@ -79,6 +81,7 @@ def _about(service: Service, engine: Engine) -> Json:
     return {
         "version": engine.version,
         "digest": None if engine.asleep else f"{engine.digest():016x}",
+        "weights_id": service.weights_id,
         "asleep": engine.asleep,
         "samples_in_flight": service.sampler.in_flight,
         "schedule": None if schedule is None else schedule.name,
@@ -103,7 +106,13 @@ async def _weights(service: Service, request: Request) -> Json:
     except ValueError as error:
         raise HttpError(400, f"{error}.", "invalid_delta") from error
     settings: Any = {"in_flight": in_flight, "reset": reset}
-    tokens = await service.rollouts.run(lambda engine: engine.apply_delta(delta, **settings))
+
+    def load(engine: Engine) -> int:
+        tokens = engine.apply_delta(delta, **settings)
+        service.weights_id = request.query_params.get("id") or secrets.token_hex(8)
+        return tokens
+
+    tokens = await service.rollouts.run(load)
     return {"version": delta.version, "tokens_in_flight": tokens}
 
 

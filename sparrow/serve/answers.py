@@ -109,6 +109,7 @@ class Answers(ABC):
             made = responses.details(
                 piece.completion, ids=options.return_token_ids, hidden=options.hidden_states
             )
+            made["weights_id"] = self.service.weights_id
         if streamed and options.return_token_ids:  # those of this chunk
             made |= {"token_ids": list(piece.tokens), "logprobs": list(piece.logprobs)}
         return {"sparrow": made} if made else {}

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparrow import __version__
 from sparrow.files import http_digest
+from sparrow.models import model_identity
 from sparrow.schema.openai import (
     ChatRequest,
     CompletionRequest,
@@ -153,6 +154,7 @@ def _model(service: Service) -> Json:
         "rule": None if rule is None else rule.describe(),
         "admin_port": service.admin_port,
         "max_samples": service.sampler.most,
+        "model": model_identity(service.engine.model),
     }
     return about
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -60,6 +61,7 @@ class Service:
     decoding: ResolvedDecoding  # unless a request says otherwise
     name: str
     admin_port: int | None = None  # for trainers; None: there is none
+    weights_id: str = field(default_factory=lambda: secrets.token_hex(8))  # new with every load
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -56,6 +56,7 @@ from sparrow.dataflow.asynchronous.workers import (
 )
 from sparrow.dataflow.local.messages import EpisodeFailed
 from sparrow.dataflow.local.rollout import MOST_OVERLONG
+from sparrow.models import Decoder, model_identity
 from sparrow.schema.asynchronous import Phase
 from sparrow.schema.base import Record
 from sparrow.schema.episode import Group
@@ -115,7 +116,7 @@ class Coordinator:
     versions: WeightVersions | None = None
     dtype: str = ""
     silence: float = 60.0
-    embedding: tuple[int, int] | None = None  # shape, to check what comes from other machines
+    model: Decoder | None = None  # its shape and function are checked on other machines
     watched: int = 0
     in_flight: InFlight = "keep"
     deadline: float | None = None
@@ -253,6 +254,8 @@ class Coordinator:
         with self._changed:
             names = (name if n == 1 else f"{name}-{n}" for n in count(1))
             free = next(name for name in names if name not in {*self._workers, *RESERVED})
+            if self._closing or self._failure is not None:
+                raise ValueError("the run is stopping")
             self._workers[free] = ConnectedWorker(name=free, link=link, remote=link)
         self.report(f"worker {free} has joined")
         return free
@@ -369,6 +372,10 @@ class Coordinator:
             self._lose(worker, f"{worker.refused} of its messages were refused")
 
     def _opened(self, worker: ConnectedWorker, message: Opened) -> None:
+        known = None if self.model is None else model_identity(self.model)
+        if worker.remote is not None and known is not None and message.model != known:
+            self._lose(worker, "its model has another configuration or tokenizer")
+            return
         worker.is_open = True
         if worker.link.role == "evaluation":
             self._send_evaluation()
@@ -419,7 +426,8 @@ class Coordinator:
 
     def _end(self, worker: ConnectedWorker, message: GroupEnded) -> None:
         row = self.dispatcher.row
-        if (problem := find_problem(worker, message, row, self.embedding)) is not None:
+        spec = None if self.model is None else self.model.spec
+        if (problem := find_problem(worker, message, row, spec)) is not None:
             if (held := worker.begun.pop(message.lease, None)) is not None:
                 self._give_back(held[0], FAILED)
             self._refuse(worker, problem)

@@ -12,9 +12,10 @@ import json
 import socket
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from sparrow.schema.base import Record, from_dict
 from sparrow.schema.episode import Group
@@ -28,6 +29,9 @@ LENGTHS_BYTES = _LENGTHS.size
 MOST_BYTES = 2**34  # of a frame
 _DTYPES = ("bool", "int16", "int32", "float32")
 _ARRAY = "$array"  # key of an array's number in the JSON object
+
+
+Number = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class Open(Record):
@@ -79,18 +83,19 @@ class Opened(Record):
 
     header: str
     isolation: str | None  # of its verifiers
-    running: int = 1  # samples that it decodes at once
+    running: Number = 1  # samples that it decodes at once
     dtype: str = ""
     attention: str = ""  # its own; "": that of each prompt
     digest: str = ""  # of its weights, on another machine
+    model: str = ""  # `model_identity`, on another machine
 
 
 class GroupEnded(Record):
     """A group with its rewards; verdicts since the message before, by kind."""
 
-    lease: int
+    lease: Number
     group: Group
-    verdicts: dict[str, int]
+    verdicts: dict[str, Number]
     fault: str
 
 
@@ -104,9 +109,9 @@ class GroupFailed(Record):
 class WeightsLoaded(Record):
     """Tokens sampled from now on have this version; tokens: of samples under way."""
 
-    version: int
+    version: Number
     seconds: float
-    tokens: int
+    tokens: Number
     digest: str = ""  # on another machine
 
 
@@ -138,6 +143,7 @@ class Joined(Record):
     name: str
     config: str  # as JSON
     files: tuple[str, ...]
+    model: str = ""  # `model_identity` of the run's
 
 
 MESSAGES: dict[str, type[Record]] = {
@@ -177,7 +183,7 @@ def decode(text: bytes, blob: bytes) -> Record:
         header = json.loads(text)
         kind, arrays = MESSAGES[header["kind"]], _arrays(header["arrays"], blob)
         return from_dict(kind, _from_json(header["data"], arrays))
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, RecursionError, OverflowError) as error:
         raise ValueError(f"not a message of a worker: {error}") from error
 
 

@@ -44,6 +44,7 @@ from sparrow.schema.train import TrainConfig
 KEY_FILE = "worker_key"
 SMALL = 2**16  # bytes of a body without frames
 MOST_SESSIONS = 256
+MOST_INBOX = 256  # frames of a worker that wait
 LONGEST_WAIT = 20.0  # seconds of a request
 FAREWELL = 5.0  # seconds in which workers hear that the run has ended
 SESSION = "x-sparrow-session"
@@ -114,6 +115,11 @@ class RemoteSession:
                 self._signal.send(b"x")
             self._inbox.append(frame)
 
+    @property
+    def inbox(self) -> int:
+        """Frames that the coordinator has not read."""
+        return len(self._inbox)
+
     async def wait(self, seconds: float) -> None:
         """Wait until there are frames for the worker, or the session ends."""
         self._changed.clear()
@@ -126,14 +132,22 @@ class RemoteWorkers:
     """The server, in a thread of its own."""
 
     def __init__(
-        self, config: TrainConfig, folder: Path, versions: WeightVersions, join: OnJoin
+        self,
+        config: TrainConfig,
+        folder: Path,
+        versions: WeightVersions,
+        join: OnJoin,
+        *,
+        model: str = "",
     ) -> None:
+        """model: its identity, which that of a worker must have."""
         assert config.dispatch.listen is not None
         self._config, self._versions, self._join = config, versions, join
         self._key = worker_key(folder).encode()
         self._sessions: dict[str, RemoteSession] = {}
         self._files = {name: file for name, file in _named_files(config).items() if file.is_file()}
-        self._ended, self._told = False, set[str]()
+        self._ended, self._told, self._model = False, set[str](), model
+        self._stopping = False
         self._longest_wait = min(LONGEST_WAIT, config.dispatch.silence / 3)
         host, port = listening_address(config.dispatch.listen)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -144,7 +158,7 @@ class RemoteWorkers:
             self._app(),
             ws="none",
             proxy_headers=False,
-            log_level="warning",
+            log_level="critical",
             access_log=False,
             timeout_graceful_shutdown=1,
         )
@@ -156,10 +170,10 @@ class RemoteWorkers:
 
     def close(self, *, ended: bool) -> None:
         """Stop listening. ended: workers hear that the run has ended, otherwise they try again."""
-        self._ended = ended
-        until = time.monotonic() + FAREWELL
+        self._ended, self._stopping = ended, True
+        until = time.monotonic() + (FAREWELL if ended else 0.2)
         live = {name for name, session in [*self._sessions.items()] if not session.closed}
-        while ended and live - self._told and time.monotonic() < until:
+        while live - self._told and time.monotonic() < until:
             for name in live:
                 self._sessions[name].wake()
             time.sleep(0.05)
@@ -186,7 +200,7 @@ class RemoteWorkers:
             except RequestRefused as error:
                 problem = {"error": str(error), "code": error.code}
                 return JSONResponse(problem, status_code=error.status)
-            except ValueError as error:
+            except (ValueError, RecursionError, OverflowError) as error:
                 return JSONResponse({"error": str(error), "code": "invalid"}, status_code=400)
 
         return guarded
@@ -197,9 +211,12 @@ class RemoteWorkers:
             raise RequestRefused(401, "the key is wrong or missing", "key")
 
     def _refuse_ended(self, request: Request) -> None:
+        if not self._stopping:
+            return
+        self._told.add(request.headers.get(SESSION, ""))
         if self._ended:
-            self._told.add(request.headers.get(SESSION, ""))
             raise RequestRefused(410, "the run has ended", "ended")
+        raise RequestRefused(503, "the run is stopping", "stopping")
 
     def _session(self, request: Request) -> RemoteSession:
         session = self._sessions.get(request.headers.get(SESSION, ""))
@@ -218,17 +235,24 @@ class RemoteWorkers:
             raise RequestRefused(503, "too many workers", "many")
         session = RemoteSession()
         self._sessions[session.name] = session
-        name = await asyncio.to_thread(self._join, session, join.name)
+        try:
+            name = await asyncio.to_thread(self._join, session, join.name)
+        except ValueError as error:
+            session.close()
+            raise RequestRefused(503, str(error), "stopping") from error
         answer = Joined(
             session=session.name,
             name=name,
             config=self._config.model_dump_json(),
             files=tuple(self._files),
+            model=self._model,
         )
         return _bytes(seal(json.dumps(to_dict(answer)).encode()))
 
     async def _exchange(self, request: Request) -> Response:
         session = self._session(request)
+        if session.inbox > MOST_INBOX:
+            raise RequestRefused(503, "the run has not read earlier messages yet", "busy")
         wait = min(self._longest_wait, float(request.query_params.get("wait", 0)))
         for frame in session.exchange.accept(FrameBody.unpack(await _read(request, MOST_BODY))):
             session.put(frame)

@@ -30,9 +30,9 @@ from sparrow.dataflow.local.sides import RolloutHeader, RolloutProtocol
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.engine.answer import ResolvedDecoding
 from sparrow.files import make_folder
+from sparrow.models import Decoder, model_identity
 from sparrow.models.checkpoint import pick_device
 from sparrow.models.lora import Adapter
-from sparrow.models.weights import EMBEDDING
 from sparrow.schema.asynchronous import PROMPTS as PROMPTS_FILE
 from sparrow.schema.asynchronous import WORKER_KEY, AsyncStatus, Phase, WorkerStatus
 from sparrow.schema.episode import Group, Trajectory
@@ -122,7 +122,11 @@ class AsyncRolloutSide(RolloutProtocol):
         """Let workers of other machines join."""
         from sparrow.dataflow.asynchronous.remote_workers import KEY_FILE, RemoteWorkers
 
-        self.remote = RemoteWorkers(self.config, self.folder, versions, self.coordinator.join)
+        coordinator = self.coordinator
+        identity = "" if coordinator.model is None else model_identity(coordinator.model)
+        self.remote = RemoteWorkers(
+            self.config, self.folder, versions, coordinator.join, model=identity
+        )
         key = WORKER_KEY if os.environ.get(WORKER_KEY) else str(self.folder / KEY_FILE)
         text = f"sparrow worker --connect {self.remote.address} (key: {key})"
         self.callbacks.event(text)
@@ -145,7 +149,6 @@ class AsyncRolloutSide(RolloutProtocol):
             verdicts=dict(interval.verdicts),
             fault=interval.fault,
             metrics=_metrics(batch, interval, dispatcher) | self._worker_metrics(interval),
-            apart=tuple(w.name for w in self.coordinator.rollout_workers if w.differs),
         )
 
     def _worker_metrics(self, interval: SinceLastBatch) -> dict[str, float]:
@@ -171,12 +174,11 @@ class AsyncRolloutSide(RolloutProtocol):
         self.coordinator.load_weights(copies, version)
         self._learnt = version
 
-    def publish(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def publish(self, weights: Mapping[str, torch.Tensor], model: Decoder) -> None:
         """Keep the weights that the run starts from for workers of other machines."""
         assert self.coordinator.versions is not None
         copies = {name: weight.to("cpu", self.dtype) for name, weight in weights.items()}
-        vocabulary, width = copies[EMBEDDING].shape
-        self.coordinator.embedding = (vocabulary, width)
+        self.coordinator.model = model
         file = WeightsFile(copies, 0)
         self.coordinator.versions.publish(file)
         file.close()
@@ -331,8 +333,8 @@ def _metrics(
     staleness = batch.step - versions
     seconds = max(1e-9, time.monotonic() - interval.begun)
     figures = {
-        "staleness_mean": float(staleness.mean()),
-        "staleness_max": float(staleness.max()),
+        "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
+        "staleness_max": float(staleness.max(initial=0)),
         "rollout_idle": interval.rollout_idle / seconds,
         "learner_idle": interval.learner_idle / seconds,
         "loading_s": interval.loading,

@@ -45,6 +45,7 @@ from sparrow.dataflow.local.run import open_rollout_side
 from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
 from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.engine import Engine
+from sparrow.models import model_identity
 from sparrow.models.deltas import Delta
 from sparrow.processes.supervisor import die_with_parent
 from sparrow.schema.base import Record
@@ -85,6 +86,7 @@ def _opened(side: RolloutSide, opening: Open, own: ResolvedDecoding | None) -> O
         engine = _engine(side)
         dtype = str(engine.model.dtype).removeprefix("torch.")
         of_remote = {"dtype": dtype, "digest": f"{engine.digest():016x}"}
+        of_remote["model"] = model_identity(engine.model)
     return Opened(
         header=side.backend.header(),
         isolation=getattr(side.judge, "isolation", None),

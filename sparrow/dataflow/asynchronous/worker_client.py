@@ -50,6 +50,7 @@ from sparrow.schema.types import Report
 WAIT = 20.0  # seconds that a request waits for messages
 TIMEOUT = httpx2.Timeout(WAIT + 20.0, connect=10.0)
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between tries
+MOST_REFUSED = 5  # answers in a row that refuse it, before it ends
 MOST_CRASHES = 3  # of the worker process in a row, without a group in between
 LEAVE = 2.0  # seconds to say goodbye
 FILES = ("data.rows", "rollout.attention.schedule")  # settings whose files are fetched
@@ -86,7 +87,8 @@ class RunLine:
 
     def __init__(self, http: httpx2.AsyncClient, report: Report) -> None:
         self._http, self._report = http, report
-        self._cut = self._known = False  # it does not answer; it has answered once
+        self._known, self._refused = False, 0  # it has answered once; refusals in a row
+        self._problem = ""  # why it does not answer
         self.session = ""
 
     async def post(self, path: str, content: bytes, read: Callable[[bytes], T], **query: Any) -> T:
@@ -137,15 +139,15 @@ class RunLine:
         return {"x-sparrow-session": self.session}
 
     def _answered(self, answer: T) -> T:
-        if self._cut:
+        if self._problem:
             self._report("the run answers again")
-        self._cut, self._known = False, True
+        self._problem, self._known, self._refused = "", True, 0
         return answer
 
     def _refusal(self, response: httpx2.Response) -> str:
         """Why a request is to be repeated; raises where that is of no use.
 
-        What once was answered may only be damaged now: it is repeated whatever the status.
+        What once was answered may only be damaged now: it is repeated some times.
         """
         text, code = response.text[:300], ""
         with suppress(ValueError, TypeError, LookupError):
@@ -153,7 +155,9 @@ class RunLine:
             text, code = str(document["error"])[:300], str(document["code"])
         if (kind := ENDS.get(code)) is not None:
             raise kind(text)
-        if response.status_code in FINAL and not self._known:
+        final = response.status_code in FINAL
+        self._refused += final
+        if final and (not self._known or self._refused >= MOST_REFUSED):
             hint = f"; is {WORKER_KEY} that of the run?" if response.status_code == 401 else ""
             raise WorkerRefused(
                 f"the run refuses this worker ({response.status_code}): {text}{hint}"
@@ -161,9 +165,10 @@ class RunLine:
         return f"{response.status_code}: {text}"
 
     async def _pause(self, problem: str, seconds: float) -> None:
-        if not self._cut:
+        """Wait; a problem of another kind than the one before is reported."""
+        if problem.split(":")[0] != self._problem:
             self._report(f"no answer, trying again until there is one ({problem})")
-        self._cut = True
+        self._problem = problem.split(":")[0]
         await asyncio.sleep(seconds)
 
 
@@ -180,8 +185,9 @@ def _pauses() -> Iterator[float]:
 class RunSession:
     """A session of the run, with the worker process that answers its prompts."""
 
-    def __init__(self, line: RunLine, opening: Open, folder: Path) -> None:
-        self.line, self.groups = line, 0
+    def __init__(self, line: RunLine, opening: Open, folder: Path, model: str) -> None:
+        """model: identity of the run's."""
+        self.line, self.groups, self._model = line, 0, model
         self._opening, self._folder = opening, folder
         self._exchange = FrameExchange()
         self._pushed, self._announced, self._loaded = (
@@ -225,6 +231,11 @@ class RunSession:
     def _note(self, message: Record) -> None:
         match message:
             case Opened():
+                if message.model != self._model:
+                    raise WorkerRefused(
+                        "the model here has another configuration or tokenizer than the run's; "
+                        "--model says where another one is"
+                    )
                 self._dtype = message.dtype
                 self._state = self._state.replace(digest=message.digest)
             case WeightsLoaded():
@@ -331,7 +342,7 @@ async def _work(config: WorkerConfig, line: RunLine, report: Report) -> None:
         joined = await _join(config, line)
         report(f"joined as {joined.name}")
         try:
-            crashes = await _session(config, line, joined, crashes)
+            crashes = await _session(config, line, joined, crashes, report)
         except SessionLost as error:
             report(f"{error}; joining again")
         except (WorkerRefused, ValueError, OSError, asyncio.CancelledError):
@@ -341,14 +352,17 @@ async def _work(config: WorkerConfig, line: RunLine, report: Report) -> None:
     raise WorkerRefused(f"the worker process ended {crashes} times in a row before its first group")
 
 
-async def _session(config: WorkerConfig, line: RunLine, joined: Joined, crashes: int) -> int:
+async def _session(
+    config: WorkerConfig, line: RunLine, joined: Joined, crashes: int, report: Report
+) -> int:
     """Work in a session; crashes in a row when its process has ended."""
     with tempfile.TemporaryDirectory(prefix="sparrow-") as folder:
         opening = await _opening(config, line, joined, Path(folder))
-        session = RunSession(line, opening, Path(folder))
+        session = RunSession(line, opening, Path(folder), joined.model)
         try:
             await session.run()
-        except ProcessEnded:
+        except ProcessEnded as error:
+            report(f"{error}; it is started again")
             await line.leave()
         return 1 if session.groups else crashes + 1
 
@@ -371,6 +385,8 @@ async def _opening(config: WorkerConfig, line: RunLine, joined: Joined, folder: 
     for key in set(FILES) & set(joined.files):
         *sections, name = key.split(".")
         table = _table(settings, sections)
+        if not isinstance(table[name], str):
+            continue
         file = folder / f"{key}{Path(table[name]).suffix}"
         file.write_bytes(await line.fetch("file", key=key) or b"")
         table[name] = str(file)

@@ -64,8 +64,6 @@ class RolloutBatch(Record):
     verdicts: dict[str, int] = {}  # noqa: RUF012 (pydantic copies it); counts by kind
     fault: str = ""  # why a verdict failed, where one did
     metrics: dict[str, float] = {}  # noqa: RUF012 (pydantic copies it); of the rollout side alone
-    # Workers that sample in another way than the gate's schedule says: it does not read theirs.
-    apart: tuple[str, ...] = ()
 
     @property
     def trajectories(self) -> list[Trajectory]:

@@ -36,7 +36,15 @@ from sparrow.engine.answer import ResolvedDecoding, resolve_decoding
 from sparrow.files import has_sums, remove_unfinished, unfinished_path, write_whole
 from sparrow.functions import HERE
 from sparrow.gate import Gate
-from sparrow.models import Decoder, fingerprint, hf_views, load, save, tokenizer_digest
+from sparrow.models import (
+    Decoder,
+    fingerprint,
+    hf_views,
+    load,
+    model_identity,
+    save,
+    tokenizer_digest,
+)
 from sparrow.models.actor import load_actor, save_actor
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.lora import Adapter
@@ -368,12 +376,13 @@ def open_parts(
                 "rollout.kv_gib: set it for run.loop = async on a GPU, which the learner and two "
                 "engines share; --dry-run says what the learner takes"
             )
-        side: RolloutProtocol = _async_side(sampling, dtype, folder, stopping, learner)
+        parts: dict[str, Any] = {"dtype": dtype, "folder": folder, "stopping": stopping}
+        side: RolloutProtocol = _async_side(sampling, learner, model, parts)
     else:
         backend = _backend(config, sampling, dtype, device, world=world, report=report)
         if learner.adapter is not None and rollout.distill.adapter is not None:
             backend.set_actor(learner.adapter)
-        parts: dict[str, Any] = {"world": world, "stopping": stopping}
+        parts = {"world": world, "stopping": stopping}
         side = sampling.side(backend, episode=episode, judge=judge, report=report, **parts)
     decoding, exact = sampling.decoding, sampling.exact
     mass = decoding.flow.mass is not None
@@ -410,6 +419,7 @@ class _Sampling:
     rows: Examples
     language: Language
     max_prompt: int
+    identity: str  # of the model, apart from its weights
 
     @classmethod
     def open(cls, config: TrainConfig, model: Decoder, report: Report) -> "_Sampling":
@@ -430,6 +440,7 @@ class _Sampling:
             rows=rows,
             language=language,
             max_prompt=max_prompt,
+            identity=model_identity(model),
         )
 
     @property
@@ -495,18 +506,13 @@ def open_rollout_side(config: TrainConfig, report: Report = print) -> RolloutSid
 
 
 def _async_side(
-    sampling: _Sampling,
-    dtype: torch.dtype,
-    folder: Path,
-    stopping: GracefulShutdown,
-    learner: LearnerProtocol,
+    sampling: _Sampling, learner: LearnerProtocol, model: Decoder, parts: Mapping[str, Any]
 ) -> RolloutProtocol:
     from sparrow.dataflow.asynchronous.rollout import AsyncRolloutSide
 
-    own: dict[str, Any] = {"dtype": dtype, "folder": folder, "stopping": stopping}
-    side = AsyncRolloutSide(**sampling.settings(), **own)
+    side = AsyncRolloutSide(**sampling.settings(), **parts)
     if sampling.config.dispatch.listen is not None:
-        side.publish(learner.weights())
+        side.publish(learner.weights(), model)
     return side
 
 
@@ -629,8 +635,13 @@ def _servers(
             "gate.mode = warn or off, and no budget or schedule"
         )
     rule = None if sampling.decoding.rule is None else sampling.decoding.rule.describe()
-    for server in backend.servers if rule else ():
-        if server.rule != rule:
+    for server in backend.servers:
+        if server.is_sparrow and server.identity != sampling.identity:
+            raise ValueError(
+                f"rollout.url: {server.url} has a model of another configuration or tokenizer "
+                f"than {config.model.name}"
+            )
+        if rule is not None and server.rule != rule:
             raise ValueError(
                 f"rollout.url: {server.url} runs {server.rule}, this run {rule}; start it with the "
                 "--schedule or --flow of this run"

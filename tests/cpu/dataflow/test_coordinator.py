@@ -11,6 +11,7 @@ import torch
 from support.async_runs import group
 from support.waiting import until
 
+from sparrow import models
 from sparrow.dataflow.asynchronous import coordinator as module
 from sparrow.dataflow.asynchronous.coordinator import Coordinator
 from sparrow.dataflow.asynchronous.dispatch import Dispatcher
@@ -27,7 +28,9 @@ from sparrow.dataflow.asynchronous.messages import (
 )
 from sparrow.dataflow.asynchronous.workers import WorkerLost
 from sparrow.dataflow.local.messages import EpisodeFailed
+from sparrow.models import model_identity
 from sparrow.schema.base import Record
+from sparrow.schema.episode import Turn
 from sparrow.schema.evaluation import Evaluation
 
 
@@ -330,14 +333,40 @@ def test_a_worker_that_differs_carries_no_states_for_the_gate(play: Any) -> None
 
 
 def test_what_the_learner_cannot_take_is_refused(play: Any) -> None:
-    own = play(workers=0, dispatch={"batch": 3}, embedding=(4, 8))
-    bad = far(own)
-    until(lambda: starts(bad) == [3])
+    model = models.random(
+        "qwen3-0.6b",
+        layers=1,
+        hidden=8,
+        intermediate=8,
+        heads=1,
+        kv_heads=1,
+        head_size=8,
+        vocabulary=4,
+        max_positions=8,
+        seed=0,
+    )
+    own = play(workers=0, model=model)
+    far(own, opened=False).say(Opened(header="", isolation=None, model="another"))
+    assert until(lambda: own.coordinator.interval.lost == 1)
     changes: list[dict[str, Any]] = [
         {"ids": np.array([1, 2, 4])},
         {"ids": np.array([1, 2, 2**30])},
         {"hidden": np.zeros((2, 7), np.float32)},
+        {"reward": None},
+        {"loss_mask": np.zeros(3, bool)},
+        {name: np.repeat(getattr(group("0", (0,)).trajectories[0], name), 3) for name in LONG}
+        | {"turns": (Turn(start=0, stop=3, role="user"), Turn(start=3, stop=9, role="assistant"))},
     ]
+    for three in (changes[:3], changes[3:]):
+        _refused(play(workers=0, dispatch={"batch": 3}, model=model), three, model)
+
+
+LONG = ("ids", "loss_mask", "rollout_logprob", "weight_version", "policy_id")
+
+
+def _refused(own: Any, changes: list[dict[str, Any]], model: Any) -> None:
+    bad = far(own, model=model_identity(model))
+    until(lambda: starts(bad) == [3])
     for started, change in zip(bad.messages(StartGroup), changes, strict=True):
         whole = group(f"{started.position}", (0,))
         wrong = whole.replace(trajectories=(whole.trajectories[0].replace(**change),))

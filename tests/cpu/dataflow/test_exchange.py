@@ -6,6 +6,7 @@ import pytest
 
 from sparrow.dataflow.asynchronous import exchange as module
 from sparrow.dataflow.asynchronous.exchange import FrameBody, FrameExchange, seal, unseal
+from sparrow.dataflow.asynchronous.messages import decode
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -71,3 +72,17 @@ def test_damaged_bodies_are_refused() -> None:
 def test_an_acknowledgement_of_frames_that_were_not_sent_is_refused() -> None:
     with pytest.raises(ValueError, match="not sent"):
         FrameExchange().accept(FrameBody(1, 1, ()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 200_000,
+        b'{"kind": "GroupFailed", "arrays": [["int32", [%d]]], "data": {}}' % 10**30,
+        b'{"kind": "WeightsLoaded", "arrays": [], "data": {"version": %d}}' % 10**400,
+        b'{"kind": "Opened", "arrays": [], "data": {"header": "", "running": -1}}',
+    ],
+)
+def test_messages_that_no_worker_sends_are_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match="message"):
+        decode(text, b"")

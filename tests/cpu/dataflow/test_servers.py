@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -270,6 +271,35 @@ def test_a_server_that_was_restarted_between_two_requests_is_noticed(model: Path
         prompts = [[*PROMPT, n] for n in range(6)]
         same(sample(local, prompts), sample(backend, prompts))
         assert engine.version == 1
+
+
+def test_weights_of_another_run_are_noticed_though_their_version_is_the_same(model: Path) -> None:
+    said: list[str] = []
+    local = open_backend(models.load(str(model), dtype="float32", device="cpu"), None)
+    new = {name: w * 1.01 for name, w in models.hf_views(local.engine.model).items()}
+    with two_servers(model) as running:
+        backend, other = (backend_of(model, running, said) for _ in range(2))
+        for one in (local, backend):
+            one.sync_weights(new, version=1)
+        other.sync_weights({name: w * 1.5 for name, w in new.items()}, version=1)
+        prompts = [[*PROMPT, n] for n in range(6)]
+        same(sample(local, prompts), sample(backend, prompts))
+    assert any("has not sent" in text for text in said)
+
+
+def test_a_server_of_another_configuration_is_refused(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    for name in ("config.json", "SHA256SUMS"):
+        (other / name).chmod(0o644)
+    settings = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(settings | {"rms_norm_eps": 1e-3}))
+    (other / "SHA256SUMS").unlink()
+    with (
+        serving(str(other), dtype="float32", kv_gib=0.01, **KEYS) as running,
+        pytest.raises(ValueError, match="configuration"),
+    ):
+        run_whole(model, tmp_path / "run", {"url": [running.url]})
 
 
 def test_damaged_lost_and_repeated_versions_are_mended_by_a_whole_one(
