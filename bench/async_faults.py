@@ -96,7 +96,8 @@ def train_with_faults(file: Path) -> None:
 # The campaign.
 
 
-def config(args: argparse.Namespace) -> Path:
+def config(args: argparse.Namespace, **more: dict[str, Any]) -> Path:
+    """The configuration of the run; more: settings by section."""
     rows = args.out / "rows.jsonl"
     lines = [
         {
@@ -111,7 +112,7 @@ def config(args: argparse.Namespace) -> Path:
     held = args.out / "held.jsonl"
     held.write_text("".join(json.dumps(line) + "\n" for line in lines[:4]))
     reward_name = f"{HERE}:reward"
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "model": {"name": str(args.model), "device": "cpu"},
         "data": {"rows": str(rows), "reward": reward_name, "workers": 1, "deadline": 3.0},
         "rollout": {
@@ -137,6 +138,8 @@ def config(args: argparse.Namespace) -> Path:
             "rollouts": 1,
         },
     }
+    for section, changes in more.items():
+        settings[section] = {**settings[section], **changes}
     file = args.out / "config.json"
     file.write_text(json.dumps(settings))
     return file
