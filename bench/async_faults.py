@@ -158,12 +158,16 @@ def children(pid: int) -> list[tuple[int, str]]:
     return found
 
 
-def kill_one(process: "subprocess.Popen[bytes]", draw: random.Random) -> str | None:
-    """Kill the run or one of its processes; what it was."""
-    below = children(process.pid)
+def processes(run: "subprocess.Popen[bytes]") -> list[tuple[int, str]]:
+    """The run with its workers and verifiers."""
+    below = children(run.pid)
     workers = [(pid, "worker") for pid, words in below if "asynchronous.worker" in words]
     verifiers = [(pid, "verifier") for pid, words in below if "supervisor" in words]
-    targets = [(process.pid, "run"), *workers, *workers, *verifiers]
+    return [(run.pid, "run"), *workers, *workers, *verifiers]
+
+
+def kill_one(targets: list[tuple[int, str]], draw: random.Random) -> str | None:
+    """Kill one of these processes; what it was."""
     pid, what = draw.choice(targets)
     try:
         os.kill(pid, signal.SIGKILL)
@@ -210,7 +214,7 @@ def main() -> None:
             process = subprocess.Popen(words, env=environment, stdout=output, stderr=output)
         while process.poll() is None and sum(kills.values()) < args.kills:
             time.sleep(draw.expovariate(1 / args.pause))
-            if process.poll() is None and (what := kill_one(process, draw)) is not None:
+            if process.poll() is None and (what := kill_one(processes(process), draw)) is not None:
                 kills[what] += 1
         code = process.wait()
         ends[str(code)] += 1

@@ -11,25 +11,23 @@ the run, and at the end, the ledger is audited. Prints JSON.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import async_faults
 import httpx2
-from async_faults import LOG, RATE, children
-from faults.proxy import Line, Proxy
+from async_faults import LOG, RATE, children, kill_one, processes
+from faults.proxy import Line, bad_line
 
 HERE = Path(__file__).resolve()
 KEYS = {
@@ -43,25 +41,6 @@ def free_port() -> int:
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         return int(own.getsockname()[1])
-
-
-class BadLine:
-    """A proxy in a thread, to a port that may come and go."""
-
-    def __init__(self, port: int, line: Line) -> None:
-        self.line, self._proxy, self._ready = (
-            line,
-            Proxy("127.0.0.1", port, line),
-            threading.Event(),
-        )
-        threading.Thread(target=asyncio.run, args=(self._run(),), daemon=True).start()
-        self._ready.wait()
-
-    async def _run(self) -> None:
-        async with self._proxy.listening() as port:
-            self.address = f"http://127.0.0.1:{port}"
-            self._ready.set()
-            await asyncio.Event().wait()
 
 
 class Kept:
@@ -132,25 +111,14 @@ class Liars(threading.Thread):
             self.faults["lies about its version"] += 3
 
 
-def kill_one(run: "subprocess.Popen[bytes]", others: list[Kept], draw: random.Random) -> str | None:
-    """Kill one of the processes; what it was."""
-    below = children(run.pid)
-    targets = [(run.pid, "run")]
-    targets += [(pid, "worker") for pid, words in below if "asynchronous.worker" in words]
-    targets += [(pid, "verifier") for pid, words in below if "supervisor" in words]
+def targets(run: "subprocess.Popen[bytes]", others: list[Kept]) -> list[tuple[int, str]]:
+    """All processes that may be killed."""
+    found = processes(run)
     for kept in others:
-        targets.append((kept.process.pid, kept.what))
-        targets += [
-            (pid, f"process of a {kept.what}")
-            for pid, words in children(kept.process.pid)
-            if "asynchronous.worker" in words
-        ]
-    pid, what = draw.choice(targets)
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return None
-    return what
+        below = [pid for pid, words in children(kept.process.pid) if "asynchronous.worker" in words]
+        found += [(kept.process.pid, kept.what)]
+        found += [(pid, f"process of a {kept.what}") for pid in below]
+    return found
 
 
 class Campaign:
@@ -192,11 +160,11 @@ class Campaign:
         args, draw = self.args, random.Random()
         ports = {name: free_port() for name in ("listen", "s1", "a1", "s2", "a2")}
         urls = [f"http://127.0.0.1:{ports[name]}/v1" for name in ("s1", "s2")]
-        dispatch = {"listen": f"127.0.0.1:{ports['listen']}", "silence": 8.0}
+        dispatch = {"listen": f"127.0.0.1:{ports['listen']}", "worker_timeout": 8.0}
         file = async_faults.config(args, rollout={"url": urls}, dispatch=dispatch)
         rates = dict.fromkeys(("cut", "corrupt", "repeat", "stall"), args.line)
         line = Line(delay=0.02, jitter=0.02, stall_seconds=3.0, seed=draw.getrandbits(30), **rates)
-        bad, base = BadLine(ports["listen"], line), os.environ | KEYS | {LOG: str(self.log)}
+        base = os.environ | KEYS | {LOG: str(self.log)}
         sparrow = [sys.executable, "-m", "sparrow"]
         others = []
         for number in ("1", "2"):
@@ -204,10 +172,13 @@ class Campaign:
             serve += [f"--port={ports['s' + number]}", f"--admin-port={ports['a' + number]}"]
             log = args.out / f"server-{number}.txt"
             others.append(Kept("server", [*sparrow, *serve], log, base | {RATE: "0"}))
-        liars = Liars(f"http://127.0.0.1:{ports['listen']}", self.counts["faults"])
+        there = f"http://127.0.0.1:{ports['listen']}"
+        liars = Liars(there, self.counts["faults"])
         liars.start()
+        opened = ExitStack()
+        address = opened.enter_context(bad_line(there, line))
         for number in ("1", "2"):
-            worker = ["worker", f"--connect={bad.address}", f"--name=far-{number}", "--allow-code"]
+            worker = ["worker", f"--connect={address}", f"--name=far-{number}", "--allow-code"]
             log, own = args.out / f"far-{number}.txt", base | {RATE: str(args.rate)}
             others.append(Kept("remote worker", [*sparrow, *worker, "--threads=1"], log, own))
         time.sleep(args.warm)
@@ -217,6 +188,7 @@ class Campaign:
         finally:
             for kept in others:
                 kept.close()
+            opened.close()
             self.problems += liars.believed
             self.save()
 
@@ -253,7 +225,7 @@ class Campaign:
             if time.monotonic() < due or self.counts["kills"].total() >= args.kills:
                 continue
             due = time.monotonic() + draw.expovariate(1 / args.pause)
-            if (what := kill_one(run, others, draw)) is not None:
+            if (what := kill_one(targets(run, others), draw)) is not None:
                 self.counts["kills"][what] += 1
         self.counts["ends"][str(run.returncode)] += 1
         self.seconds += time.monotonic() - begun

@@ -8,19 +8,17 @@ FILE is a run: evaluations, tokens a second after the first two steps, bytes ove
 """
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from faults.proxy import Line, Proxy
+from faults.proxy import Line, bad_line
 from study_arms import evaluation
 
 BASE = {
@@ -43,22 +41,6 @@ BASE = {
     "dispatch.listen": "127.0.0.1:0",
 }
 FIRST = 2  # steps that are left out: workers load their models
-
-
-class ThreadedProxy:
-    """The proxy in a thread of this process."""
-
-    def __init__(self, target: str, line: Line) -> None:
-        host, _, port = target.removeprefix("http://").rpartition(":")
-        self._proxy, self._ready = Proxy(host, int(port), line), threading.Event()
-        threading.Thread(target=asyncio.run, args=(self._run(),), daemon=True).start()
-        self._ready.wait()
-
-    async def _run(self) -> None:
-        async with self._proxy.listening() as port:
-            self.address = f"http://127.0.0.1:{port}"
-            self._ready.set()
-            await asyncio.Event().wait()
 
 
 def address(folder: Path, process: "subprocess.Popen[bytes]") -> str:
@@ -91,7 +73,7 @@ def play(arm: str, folder: Path, args: argparse.Namespace, seed: int) -> dict[st
         opened.callback(run.kill)
         there = address(folder, run)
         if arm != "here":
-            there = ThreadedProxy(there, line).address
+            there = opened.enter_context(bad_line(there, line))
         for number in (1, 2):
             differs = ("--decoding=dense", f"--dtype={args.dtype}") if arm == "mixed" else ()
             options = differs if number == 2 else ()

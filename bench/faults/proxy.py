@@ -10,10 +10,12 @@ whose answer is thrown away (a message that is duplicated and reordered). `Line.
 import argparse
 import asyncio
 import random
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 CHUNK = 2**16
 MOST_KEPT = 2**20  # bytes of a connection that may be sent again
@@ -138,7 +140,7 @@ class Proxy:
                 writer.write(data)
                 await writer.drain()
 
-    def _start(self, work) -> None:  # type: ignore[no-untyped-def]
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -151,6 +153,29 @@ class Proxy:
             writer.write(data)
             await asyncio.wait_for(reader.read(CHUNK), 10)
             writer.close()
+
+
+@contextmanager
+def bad_line(address: str, line: Line) -> Iterator[str]:
+    """An address that leads to another one, http://HOST:PORT, over a line in a thread."""
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    proxy, opened, end = Proxy(host, int(port), line), threading.Event(), asyncio.Event()
+    found: dict[str, Any] = {}
+
+    async def run() -> None:
+        async with proxy.listening() as number:
+            found.update(port=number, loop=asyncio.get_running_loop())
+            opened.set()
+            await end.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
+    thread.start()
+    opened.wait()
+    try:
+        yield f"http://127.0.0.1:{found['port']}"
+    finally:
+        found["loop"].call_soon_threadsafe(end.set)
+        thread.join()
 
 
 async def run(port: int, proxy: Proxy) -> None:

@@ -59,7 +59,7 @@ class ServerError(ValueError):
     """Raised where a server could not be reached, or refused what it was sent."""
 
 
-class Held(NamedTuple):
+class WeightsState(NamedTuple):
     """A version of the weights, with its digest."""
 
     version: int
@@ -71,7 +71,7 @@ class PublishedWeights:
 
     def __init__(self, weights: Mapping[str, Tensor], version: int) -> None:
         self.weights = dict(weights)
-        self.held, self.base = Held(version, digest(self.weights)), Held(-1, 0)
+        self.held, self.base = WeightsState(version, digest(self.weights)), WeightsState(-1, 0)
         self._update = self._whole = b""
 
     def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -81,10 +81,10 @@ class PublishedWeights:
         old = {name: weight.to(new[name].device) for name, weight in self.weights.items()}
         base, known = self.held, {"base_version": self.held.version, "version": version}
         delta = Delta.between(old, new, **known, base_digest=base.digest)
-        self.weights, self.base, self.held = new, base, Held(version, delta.digest)
+        self.weights, self.base, self.held = new, base, WeightsState(version, delta.digest)
         self._update, self._whole = smallest(delta, new), b""
 
-    def message(self, held: Held | None) -> bytes:
+    def message(self, held: WeightsState | None) -> bytes:
         """Bytes that lead a server from what it has to these weights."""
         if held == self.base and self._update:
             return self._update
@@ -98,7 +98,7 @@ class RolloutServer:
     def __init__(self, url: str, *, sends: bool) -> None:
         """Ask the server what it is; ServerError if it cannot be used. sends: weights."""
         self.url, self.load, self.failures, self.paused = url.rstrip("/"), 0, 0, 0.0
-        self.held: Held | None = None  # its weights, where they are known
+        self.held: WeightsState | None = None  # its weights, where they are known
         self.ids: deque[str] = deque(maxlen=MOST_IDS)  # of loads of its weights that were right
         try:
             with self.client() as client:
@@ -156,15 +156,17 @@ class RolloutServer:
         """Ask which weights it has; return the name of their load."""
         status = self.status()
         known = status["digest"] is not None
-        self.held = Held(status["version"], int(status["digest"], 16)) if known else None
+        self.held = WeightsState(status["version"], int(status["digest"], 16)) if known else None
         return str(status["weights_id"])
 
-    def load_weights(self, published: PublishedWeights, in_flight: InFlight) -> int:
+    def load_weights(self, published: PublishedWeights, in_flight: InFlight, report: Report) -> int:
         """Bring it to these weights, whole if need be; the tokens that samples in flight had."""
         tokens = 0
         if self.held == published.base:
-            with suppress(ServerError):  # it was restarted, or its answer was lost: see what it has
+            try:
                 tokens = self._load(published.message(self.held), in_flight=in_flight)
+            except ServerError as error:  # it was restarted, or its answer was lost
+                report(f"{error}; it gets the whole version, unless it has it")
         self.held = None
         found = self.refresh()
         if self.held == published.held:
@@ -231,7 +233,7 @@ class ServerBackend(RolloutBackend):
         self.max_running = sum(server.capacity or USUAL for server in self.servers)
         self.version = 0
         self.adapter: Adapter | None = None
-        self.wanted: dict[str, Held] = {}  # weights that servers should have, by dtype
+        self.wanted: dict[str, WeightsState] = {}  # weights that servers should have, by dtype
         self._published: dict[str, PublishedWeights] = {}  # of the first rank
         self._sending = threading.Lock()
         if starts is None:
@@ -283,7 +285,7 @@ class ServerBackend(RolloutBackend):
     def _on_first_rank(self, work: Callable[[], int]) -> int:
         """Do it on the first rank; all learn what servers have and should have."""
 
-        def there() -> tuple[int, dict[str, Held], list[tuple[Held | None, deque[str]]]]:
+        def there() -> tuple[int, dict[str, WeightsState], list[Any]]:
             tokens = work()
             wanted = {dtype: part.held for dtype, part in self._published.items()}
             return tokens, wanted, [(server.held, server.ids) for server in self.servers]
@@ -294,11 +296,12 @@ class ServerBackend(RolloutBackend):
         return tokens
 
     def _load_all(self, in_flight: InFlight) -> int:
-        """Servers that do not take them are mended when they are back."""
+        """Servers that do not take them are brought up to date when they are back."""
 
         def load(server: RolloutServer) -> int | ServerError:
             try:
-                return server.load_weights(self._published[server.dtype], in_flight)
+                published = self._published[server.dtype]
+                return server.load_weights(published, in_flight, self.report)
             except ServerError as error:
                 server.held = None
                 server.pause()
@@ -314,7 +317,7 @@ class ServerBackend(RolloutBackend):
         """Whether a server has the weights that it should have."""
         return not self.sends or server.held == self.wanted.get(server.dtype)
 
-    def mend(self, server: RolloutServer) -> None:
+    def resync(self, server: RolloutServer) -> None:
         """Bring a server that was away to the present weights."""
         if not self.world.is_first:
             return
@@ -323,15 +326,15 @@ class ServerBackend(RolloutBackend):
             if server.held == published.held:  # meanwhile
                 return
             try:
-                server.load_weights(published, "recompute")
+                server.load_weights(published, "recompute", self.report)
                 if self.adapter is not None:
                     server.load_adapter(self.adapter)
                 self.report(f"{server.url} is back, with version {self.version}")
             except ServerError as error:
                 server.held = None
-                self.leave_out(server, str(error))
+                self.mark_unavailable(server, str(error))
 
-    def leave_out(self, server: RolloutServer, reason: str) -> None:
+    def mark_unavailable(self, server: RolloutServer, reason: str) -> None:
         """Pause a server, and say so the first time."""
         if not server.failures:
             self.report(f"{reason}; it is left out until it answers again")
@@ -366,7 +369,7 @@ class ServerSampler(Sampler):
     ) -> None:
         self.backend, self._clients = backend, dict(pairs)
         self._freed = asyncio.Condition()
-        self._mending: dict[RolloutServer, asyncio.Task[None]] = {}
+        self._resyncing: dict[RolloutServer, asyncio.Task[None]] = {}
         self._homes: OrderedDict[tuple[int, ...], RolloutServer] = OrderedDict()
 
     async def generate(
@@ -389,7 +392,7 @@ class ServerSampler(Sampler):
                 failure = f"{server.url}: {error}"
                 if error.status not in AWAY and error.code != DAMAGED:
                     raise ValueError(failure) from error
-                self.backend.leave_out(server, failure)
+                self.backend.mark_unavailable(server, failure)
             else:
                 failure = self._wrong_weights(server, held, completions)
                 if not failure:
@@ -402,7 +405,7 @@ class ServerSampler(Sampler):
         raise ValueError(f"{ATTEMPTS} attempts failed, the last: {failure}")
 
     def _wrong_weights(
-        self, server: RolloutServer, held: Held | None, completions: Sequence[Completion]
+        self, server: RolloutServer, held: WeightsState | None, completions: Sequence[Completion]
     ) -> str:
         """Why answers are not of the weights that the server was sent."""
         if not self.backend.sends:
@@ -429,7 +432,7 @@ class ServerSampler(Sampler):
         return await asyncio.to_thread(self.backend.publish, items, version, in_flight)
 
     async def close(self) -> None:
-        await asyncio.gather(*self._mending.values(), return_exceptions=True)
+        await asyncio.gather(*self._resyncing.values(), return_exceptions=True)
 
     # Routing.
 
@@ -461,7 +464,7 @@ class ServerSampler(Sampler):
         current = filter(self.backend.is_current, self._clients)
         ready = [server for server in current if server.takes(samples)]
         if len(ready) < len(self._clients):
-            self._mend_stale()
+            self._resync_stale()
         if not ready:
             return None
         least = min(ready, key=lambda server: server.load)
@@ -469,13 +472,13 @@ class ServerSampler(Sampler):
         near = home in ready and home is not None and home.load <= 2 * least.load + samples
         return home if near else least
 
-    def _mend_stale(self) -> None:
+    def _resync_stale(self) -> None:
         """Begin to bring back servers that have other weights than they should."""
         for server in self._clients:
             stale = not self.backend.is_current(server) and time.monotonic() >= server.paused
-            if stale and (server not in self._mending or self._mending[server].done()):
-                mend = asyncio.to_thread(self.backend.mend, server)
-                self._mending[server] = asyncio.create_task(mend)
+            if stale and (server not in self._resyncing or self._resyncing[server].done()):
+                resync = asyncio.to_thread(self.backend.resync, server)
+                self._resyncing[server] = asyncio.create_task(resync)
 
 
 def request_options(

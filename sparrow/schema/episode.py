@@ -54,7 +54,7 @@ class Trajectory(Record):
     speculation: SpeculationStats | None = None  # of exact decoding
     worker: str = ""  # on another machine, that sampled it; "": of this machine
     dtype: str = ""  # of that worker
-    apart: bool = False  # sampled in another way than the run's: the gate does not read it
+    excluded_from_gate: bool = False  # sampled in another way than the run's schedule says
     hidden: Float32Matrix | None = None  # the sampled tokens' final states in the actor, in order
 
     def __len__(self) -> int:

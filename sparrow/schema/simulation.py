@@ -88,7 +88,7 @@ class TrainDispatchConfig(DispatchConfig):
     listen: Annotated[Name, AfterValidator(_checked_address)] | None = option(
         None, "HOST:PORT for `sparrow worker` of other machines; port 0: any that is free."
     )
-    silence: Seconds = option(
+    worker_timeout: Seconds = option(
         60.0, "Without a request, after which a worker of another machine is lost."
     )
 

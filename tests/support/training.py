@@ -75,6 +75,20 @@ def config(model: Path, folder: Path, **changes: Mapping[str, Any]) -> TrainConf
     return TrainConfig.model_validate_json(json.dumps(settings(model, folder, **changes)))
 
 
+def row_config(
+    model: Path, folder: Path, rows: Path, loop: str, **changes: Mapping[str, Any]
+) -> TrainConfig:
+    """A sparse run of four steps on rows of a file, whose reward a worker process can import."""
+    base: dict[str, Json] = {
+        "data": {"rows": str(rows), "reward": "support.rewards:odd", "workers": 1},
+        "rollout": {"attention": SPARSE},
+        "run": {"loop": loop, "steps": 4},
+    }
+    merged = {key: {**base.get(key, {}), **changes.get(key, {})} for key in {*base, *changes}}
+    plain = {**settings(model, folder, **merged), "data": merged["data"]}
+    return TrainConfig.model_validate_json(json.dumps(plain))
+
+
 class Hears(NoCallbacks):
     """A watcher that remembers what it was told."""
 

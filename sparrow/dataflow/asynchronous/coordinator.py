@@ -27,9 +27,9 @@ from sparrow.dataflow.asynchronous.dispatch import DispatchedBatch, Dispatcher
 from sparrow.dataflow.asynchronous.group_checks import (
     accuracies,
     find_problem,
-    labelled,
     oldest_version,
     sampled_tokens,
+    with_worker,
 )
 from sparrow.dataflow.asynchronous.messages import (
     AbortGroup,
@@ -102,7 +102,7 @@ class Coordinator:
     workers        rollout processes of this machine
     versions       weights for workers on other machines; None: there are none
     dtype          of the run's rollouts, to know workers that differ
-    silence        seconds without a request, after which a worker on another machine is lost
+    worker_timeout seconds without a request, after which a worker on another machine is lost
     overlong       says why the prompt of a position does not fit; None: it fits
     watched        answers of a batch that carry hidden states
     deadline       seconds of a group; None: no limit
@@ -115,7 +115,7 @@ class Coordinator:
     workers: int = 1
     versions: WeightVersions | None = None
     dtype: str = ""
-    silence: float = 60.0
+    worker_timeout: float = 60.0
     model: Decoder | None = None  # its shape and function are checked on other machines
     watched: int = 0
     in_flight: InFlight = "keep"
@@ -440,7 +440,7 @@ class Coordinator:
         if begun is None or message.lease not in self.dispatcher.under_way:
             self.interval.wasted_tokens += sampled_tokens(message.group)
             return  # it was aborted meanwhile
-        lease, group = begun[0], labelled(message.group, worker)
+        lease, group = begun[0], with_worker(message.group, worker)
         self._watched.pop(lease.position, None)
         self.interval.ended.append(group)
         before = Counter(self.dispatcher.dropped)
@@ -583,8 +583,8 @@ class Coordinator:
         """Forget workers on other machines that no longer ask for messages."""
         now = time.monotonic()
         for worker in self.rollout_workers:
-            if worker.remote is not None and now - worker.remote.heard > self.silence:
-                self._lose(worker, f"no request for {self.silence:g} s")
+            if worker.remote is not None and now - worker.remote.heard > self.worker_timeout:
+                self._lose(worker, f"no request for {self.worker_timeout:g} s")
 
     def _lose(self, worker: ConnectedWorker, reason: str) -> None:
         """Have the prompts of a worker dispatched again; a process is started again."""

@@ -42,11 +42,11 @@ def _fits(trajectory: Trajectory, spec: ModelSpec) -> bool:
     return states and short and int(trajectory.ids.max(initial=0)) < spec.vocabulary
 
 
-def labelled(group: Group, worker: ConnectedWorker) -> Group:
+def with_worker(group: Group, worker: ConnectedWorker) -> Group:
     """A group that says which worker of another machine sampled it, in which dtype, and how."""
     if worker.remote is None:
         return group
-    own = {"worker": worker.name, "dtype": worker.dtype, "apart": worker.differs}
+    own = {"worker": worker.name, "dtype": worker.dtype, "excluded_from_gate": worker.differs}
     return group.replace(trajectories=tuple(t.replace(**own) for t in group.trajectories))
 
 

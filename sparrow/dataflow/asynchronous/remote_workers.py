@@ -148,7 +148,7 @@ class RemoteWorkers:
         self._files = {name: file for name, file in _named_files(config).items() if file.is_file()}
         self._ended, self._told, self._model = False, set[str](), model
         self._stopping = False
-        self._longest_wait = min(LONGEST_WAIT, config.dispatch.silence / 3)
+        self._longest_wait = min(LONGEST_WAIT, config.dispatch.worker_timeout / 3)
         host, port = listening_address(config.dispatch.listen)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family)

@@ -290,7 +290,7 @@ def _coordinator(side: AsyncRolloutSide) -> Coordinator:
         workers=settings.workers,
         versions=None if settings.listen is None else WeightVersions(),
         dtype=str(side.dtype).removeprefix("torch."),
-        silence=settings.silence,
+        worker_timeout=settings.worker_timeout,
         watched=0 if config.gate.mode == "off" else config.gate.sample,
         in_flight=settings.in_flight,
         deadline=settings.deadline,

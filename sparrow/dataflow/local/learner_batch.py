@@ -83,8 +83,8 @@ def make_batch(
     trajectories, count = rollouts.trajectories, len(rollouts.trajectories)
     if measured is None:
         measured = list(zip([*trajectories, *rollouts.watched], scores, strict=True))
-    others = [pair for pair in measured if pair[0].apart]
-    measured = [pair for pair in measured if not pair[0].apart]
+    others = [pair for pair in measured if pair[0].excluded_from_gate]
+    measured = [pair for pair in measured if not pair[0].excluded_from_gate]
     learnt = tuple(map(_with_old, samples[:count], scores[:count]))
     weights, mismatch = _weights(learnt, scores[:count], algorithm)
     return LearnerBatch(

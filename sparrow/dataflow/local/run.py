@@ -692,7 +692,7 @@ def _identity(
             | {"attention": {"schedule"}},  # its content counts, not its path
             "batch": {"tokens", "recompute", "compile", "kl_sample"},
             "gate": set(GateConfig.model_fields) - {"bin"},
-            "dispatch": {"attempts", "deadline", "workers", "listen", "silence"},
+            "dispatch": {"attempts", "deadline", "workers", "listen", "worker_timeout"},
             "optimiser": {"rate"},
         },
     )

@@ -35,3 +35,19 @@ def done(model: Path, made: Path) -> Path:
         )
     )
     return made / "run"
+
+
+@pytest.fixture(scope="session")
+def chat_model(made: Path) -> Path:
+    from support.training import model_folder
+
+    return model_folder(made / "chat", chat=True)
+
+
+@pytest.fixture(scope="session")
+def rows(made: Path) -> Path:
+    """Forty prompts in a file, for `row_config`."""
+    from support.rewards import row_file, verl
+
+    prompts = [[{"role": "user", "content": f"{n} + {n + 1} = ?"}] for n in range(40)]
+    return row_file(made / "rows.jsonl", [verl(n, prompt=p) for n, p in enumerate(prompts)])

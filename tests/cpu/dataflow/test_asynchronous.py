@@ -1,7 +1,6 @@
 """The asynchronous loop: equal to the synchronous one at staleness 0, bounded above, and every
 prompt ends once whatever is killed."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.rewards import row_file, verl
-from support.training import SPARSE, Hears, lines, metrics, weights_of
-from support.training import settings as settings_of
+from support.training import Hears, lines, metrics, row_config, weights_of
 
 from sparrow.dataflow.asynchronous.prompt_ledger import LedgerAudit, PromptLedger
 from sparrow.dataflow.asynchronous.rollout import AsyncRolloutSide
@@ -30,32 +28,6 @@ from sparrow.schema.train import TrainConfig
 OWN_TO_A_LOOP = ("timing_s/", "perf/", "async/")
 EPISODES = "support.async_episodes"
 PROMPT = [{"role": "user", "content": "1 + 2 = ?"}]
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rows")
-    prompts = [[{"role": "user", "content": f"{n} + {n + 1} = ?"}] for n in range(40)]
-    return row_file(folder / "rows.jsonl", [verl(n, prompt=p) for n, p in enumerate(prompts)])
-
-
-@pytest.fixture(scope="module")
-def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from support.training import model_folder
-
-    return model_folder(tmp_path_factory.mktemp("async") / "model", chat=True)
-
-
-def chosen(model: Path, folder: Path, rows: Path, loop: str, **changes: Any) -> TrainConfig:
-    base: dict[str, Any] = {
-        "data": {"rows": str(rows), "reward": "support.rewards:odd", "workers": 1},
-        "rollout": {"attention": SPARSE},
-        "run": {"loop": loop, "steps": 4},
-    }
-    merged = {key: {**base.get(key, {}), **changes.get(key, {})} for key in {*base, *changes}}
-    plain = settings_of(model, folder, **merged)
-    plain["data"] = merged["data"]
-    return TrainConfig.model_validate_json(json.dumps(plain))
 
 
 def run_whole(settings: TrainConfig, watch: Hears | None = None) -> Run:
@@ -83,7 +55,7 @@ def test_staleness_0_is_the_synchronous_loop(
 ) -> None:
     weights = {}
     for loop in ("sync", "async"):
-        settings = chosen(
+        settings = row_config(
             chat_model,
             tmp_path / loop,
             rows,
@@ -114,7 +86,7 @@ def test_staleness_is_bounded_and_every_token_says_its_version(
     chat_model: Path, rows: Path, tmp_path: Path
 ) -> None:
     dispatch = {"staleness": 2}
-    run_whole(chosen(chat_model, tmp_path, rows, "async", dispatch=dispatch, run={"steps": 6}))
+    run_whole(row_config(chat_model, tmp_path, rows, "async", dispatch=dispatch, run={"steps": 6}))
     steps = metrics(tmp_path)
     assert len(steps) == 6
     assert 0 < max(step["async/staleness_max"] for step in steps) <= 2
@@ -135,7 +107,7 @@ def test_a_killed_worker_is_started_again_and_no_prompt_is_lost(
 ) -> None:
     heard, kills = Hears(), 2
     held = row_file(tmp_path / "held.jsonl", [verl(n, prompt=PROMPT) for n in range(2)])
-    settings = chosen(
+    settings = row_config(
         chat_model,
         tmp_path,
         rows,
@@ -171,7 +143,7 @@ def test_a_group_that_never_ends_and_one_that_fails_are_counted(
 ) -> None:
     (tmp_path / "hangs").mkdir()
     monkeypatch.setenv("SPARROW_TEST_HANGS", str(tmp_path / "hangs"))
-    settings = chosen(
+    settings = row_config(
         chat_model,
         tmp_path / "run",
         rows,
@@ -187,14 +159,14 @@ def test_a_group_that_never_ends_and_one_that_fails_are_counted(
     assert sum(step["async/again"] for step in metrics(tmp_path / "run")) > 0
 
     failing = {"episode": f"{EPISODES}:fifth_fails"}
-    run_whole(chosen(chat_model, tmp_path / "failing", rows, "async", rollout=failing))
+    run_whole(row_config(chat_model, tmp_path / "failing", rows, "async", rollout=failing))
     found = audit(tmp_path / "failing")
     assert found.problems == ()
     assert {count.reason for count in found.counts} >= {"used", "failed too often"}
 
     always = {"episode": f"{EPISODES}:always_fails"}
     with pytest.raises(EpisodeFailed, match="the tool is down"):
-        run_whole(chosen(chat_model, tmp_path / "always", rows, "async", rollout=always))
+        run_whole(row_config(chat_model, tmp_path / "always", rows, "async", rollout=always))
     assert audit(tmp_path / "always").problems == ()
 
 
@@ -213,7 +185,7 @@ with open_run(TrainConfig.model_validate_json(open(sys.argv[1]).read())) as run:
 def test_a_killed_run_resumes(chat_model: Path, rows: Path, tmp_path: Path, staleness: int) -> None:
     """At staleness 0 to the same bits; above, which version draws a token depends on time."""
     dispatch, whole = {"staleness": staleness}, tmp_path / "whole"
-    killed = chosen(
+    killed = row_config(
         chat_model, tmp_path / "killed", rows, "async", dispatch=dispatch, run={"steps": 5}
     )
     file, written = tmp_path / "config.json", tmp_path / "killed" / "metrics.jsonl"
@@ -232,7 +204,7 @@ def test_a_killed_run_resumes(chat_model: Path, rows: Path, tmp_path: Path, stal
     assert found.problems == ()
     assert any("taken again" in count.reason for count in found.counts)
     if staleness == 0:
-        run_whole(chosen(chat_model, whole, rows, "async", dispatch=dispatch, run={"steps": 5}))
+        run_whole(row_config(chat_model, whole, rows, "async", dispatch=dispatch, run={"steps": 5}))
         for step in range(5):
             here, there = read_rollouts(whole, step), read_rollouts(tmp_path / "killed", step)
             assert all(a == b for a, b in zip(here, there, strict=True))
@@ -242,7 +214,7 @@ def test_a_killed_run_resumes(chat_model: Path, rows: Path, tmp_path: Path, stal
 def test_replay_and_a_ledger_that_is_missing(chat_model: Path, rows: Path, tmp_path: Path) -> None:
     """Nothing repeats a rollout, and no checkpoint is resumed over another ledger."""
     folder = tmp_path / "run"
-    settings = chosen(chat_model, folder, rows, "async", run={"steps": 2, "loop": "async"})
+    settings = row_config(chat_model, folder, rows, "async", run={"steps": 2, "loop": "async"})
     run_whole(settings)
     before = (folder / PROMPTS).read_bytes()
     with pytest.raises(ValueError, match="cannot be repeated"):
@@ -250,7 +222,7 @@ def test_replay_and_a_ledger_that_is_missing(chat_model: Path, rows: Path, tmp_p
     assert replay(folder, 0, "train", allow_code=True)["step"] == 0
     assert (folder / PROMPTS).read_bytes() == before
     (folder / PROMPTS).unlink()
-    more = chosen(chat_model, folder, rows, "async", run={"steps": 3, "loop": "async"})
+    more = row_config(chat_model, folder, rows, "async", run={"steps": 3, "loop": "async"})
     with pytest.raises(ValueError, match="not the ledger of the checkpoint"):
         run_whole(more)
 
@@ -260,6 +232,6 @@ def test_objects_of_this_process_are_refused(chat_model: Path, rows: Path, tmp_p
         return [group.rewards for group in groups]
 
     text = register(own, "algorithm.advantage")
-    settings = chosen(chat_model, tmp_path, rows, "async", algorithm={"advantage": text})
+    settings = row_config(chat_model, tmp_path, rows, "async", algorithm={"advantage": text})
     with pytest.raises(ValueError, match=r"needs algorithm\.advantage as module:function"):
         run_whole(settings)

@@ -307,7 +307,7 @@ def test_a_worker_that_lies_is_refused_and_then_dropped(play: Any) -> None:
 
 def test_a_worker_of_another_machine_that_is_silent_or_fails_ends_nothing(play: Any) -> None:
     heard: list[str] = []
-    own = play(workers=0, dispatch={"batch": 2}, silence=0.5, report=heard.append)
+    own = play(workers=0, dispatch={"batch": 2}, worker_timeout=0.5, report=heard.append)
     silent = far(own, "silent")
     until(lambda: starts(silent) == [2])
     until(lambda: any("silent was lost: no request" in text for text in heard))

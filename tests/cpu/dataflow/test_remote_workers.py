@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import torch
 from support.proxy import Line, bad_line
-from support.rewards import row_file, verl
-from support.training import SPARSE, Hears, metrics, model_folder
+from support.training import SPARSE, Hears, metrics, model_folder, row_config
 from support.training import settings as settings_of
 from support.waiting import until
 
@@ -239,28 +238,11 @@ def test_the_key_is_in_the_folder_unless_the_environment_has_one(
 # Runs, with `sparrow worker` in a process.
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rows")
-    prompts = [[{"role": "user", "content": f"{n} + {n + 1} = ?"}] for n in range(40)]
-    return row_file(folder / "rows.jsonl", [verl(n, prompt=p) for n, p in enumerate(prompts)])
-
-
-@pytest.fixture(scope="module")
-def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("remote") / "model", chat=True)
-
-
 def chosen(model: Path, folder: Path, rows: Path, loop: str, **changes: Any) -> TrainConfig:
-    base: dict[str, Any] = {
-        "rollout": {"attention": SPARSE},
-        "run": {"loop": loop, "steps": 4},
-        "dispatch": {"listen": "127.0.0.1:0"} if loop == "async" else {},
-    }
-    merged = {key: {**base.get(key, {}), **changes.get(key, {})} for key in {*base, *changes}}
-    plain = settings_of(model, folder, **merged)
-    plain["data"] = {"rows": str(rows), "reward": "support.rewards:odd", "workers": 1}
-    return TrainConfig.model_validate_json(json.dumps(plain))
+    """A run that other machines may join, if it is asynchronous."""
+    listen = {"listen": "127.0.0.1:0"} if loop == "async" else {}
+    dispatch = {**listen, **changes.pop("dispatch", {})}
+    return row_config(model, folder, rows, loop, dispatch=dispatch, **changes)
 
 
 @pytest.fixture
@@ -365,7 +347,7 @@ def test_a_local_and_a_remote_worker_give_the_bits_of_the_synchronous_loop(
 def test_a_killed_worker_is_forgotten_and_another_one_joins(
     chat_model: Path, rows: Path, tmp_path: Path, worker: Any
 ) -> None:
-    dispatch = {"listen": "127.0.0.1:0", "workers": 0, "silence": 5.0}
+    dispatch = {"listen": "127.0.0.1:0", "workers": 0, "worker_timeout": 5.0}
     folder = tmp_path / "run"
     settings = chosen(chat_model, folder, rows, "async", dispatch=dispatch, run={"steps": 6})
     processes: list[Any] = []

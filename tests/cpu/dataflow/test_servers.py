@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 from support.proxy import Line, Proxy
 from support.ranks import on_ranks
-from support.rewards import row_file, verl
 from support.serving import Running, serving
 from support.sharded_runs import STEPS, served
 from support.training import (
@@ -23,7 +22,7 @@ from support.training import (
     config,
     metrics,
     model_folder,
-    settings,
+    row_config,
     trained,
     weights_of,
 )
@@ -37,7 +36,6 @@ from sparrow.dataflow.servers import PublishedWeights, ServerBackend, ServerErro
 from sparrow.models.deltas import Delta
 from sparrow.schema.sampling import Completion, SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.train import TrainConfig
 from sparrow.sparse.rule import Rule
 
 KEYS = {"api_key": "the-api-key", "admin_key": "the-admin-key"}
@@ -435,24 +433,21 @@ def test_a_server_with_another_rule_is_refused_at_the_start(model: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_an_asynchronous_run_by_servers_equals_the_synchronous_one(tmp_path: Path) -> None:
-    model = model_folder(tmp_path / "model", chat=True)
-    prompts = [[{"role": "user", "content": f"{n} + {n + 1} = ?"}] for n in range(20)]
-    rows = row_file(tmp_path / "rows.jsonl", [verl(n, prompt=p) for n, p in enumerate(prompts)])
+def test_an_asynchronous_run_by_servers_equals_the_synchronous_one(
+    chat_model: Path, rows: Path, tmp_path: Path
+) -> None:
     weights = {}
     for loop in ("sync", "async"):
-        with two_servers(model) as running:
-            plain = settings(
-                model,
-                tmp_path / loop,
-                rollout={"attention": SPARSE, "url": urls(running)},
-                run={"loop": loop, "steps": 3},
-                dispatch={"staleness": 0},
+        with two_servers(chat_model) as running:
+            own = {
+                "rollout": {"attention": SPARSE, "url": urls(running)},
+                "run": {"loop": loop, "steps": 3},
+            }
+            chosen = row_config(
+                chat_model, tmp_path / loop, rows, loop, dispatch={"staleness": 0}, **own
             )
-            plain["data"] = {"rows": str(rows), "reward": "support.rewards:odd", "workers": 1}
-            run = trained(TrainConfig.model_validate_json(json.dumps(plain)), judge=None)
-            weights[loop] = weights_of(run)
-    start = models.hf_views(models.load(str(model), dtype="float32", device="cpu"))
+            weights[loop] = weights_of(trained(chosen, judge=None))
+    start = models.hf_views(models.load(str(chat_model), dtype="float32", device="cpu"))
     for name, weight in weights["sync"].items():
         assert torch.equal(weight, weights["async"][name]) or not EXACT, name
     assert any(not torch.equal(weight, weights["sync"][name]) for name, weight in start.items())

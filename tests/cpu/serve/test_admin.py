@@ -9,12 +9,14 @@ from typing import Any
 import httpx2
 import pytest
 import torch
+from safetensors.torch import save as save_safetensors
 from support.serving import serving
 from support.waiting import until
 
 from sparrow import models
 from sparrow.engine.engine import Engine
 from sparrow.models.deltas import Delta
+from sparrow.models.lora import Adapter
 from sparrow.schema.base import to_dict
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
@@ -128,6 +130,20 @@ def test_the_schedule_of_requests_that_name_none(served: Served) -> None:
     assert served.post("schedule", json={}).status_code == 400
     assert served.post("schedule", json={"schedule": None}).status_code == 200
     assert served.status()["schedule"] is None
+
+
+def test_an_adapter_comes_as_safetensors_and_goes(served: Served) -> None:
+    model = served.service.engine.model
+    adapter = Adapter.random(model.spec, 4, seed=1)
+    data = save_safetensors({name: t.contiguous() for name, t in adapter.tensors().items()})
+    for query, body in (("alpha=4", b"no file"), ("", data), ("alpha=x", data)):
+        assert served.post(f"adapter?{query}", content=body).status_code == 400
+    assert served.post("adapter?alpha=4", API_KEY, content=data).status_code == 401
+    assert served.post("adapter?alpha=4", content=data).json() == {"rank": 4}
+    assert served.post("adapter").json() == {"rank": 0}
+    damaged = {"content-digest": "sha-256=:AAAA:", "authorization": f"Bearer {KEY}"}
+    answer = httpx2.post(f"{served.root}/adapter?alpha=4", content=data, headers=damaged)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "damaged_body")
 
 
 @pytest.mark.parametrize(
