@@ -1,20 +1,28 @@
-"""Arms of asynchronous training from `tiny`, several seeds each: accuracy by step, time, rollouts.
+"""Arms of asynchronous training, several seeds each: accuracy by step, time, rollouts.
 
 python bench/async_arms.py staleness runs/staleness --out FILE      # resumes
-python bench/async_arms.py data runs/data --out FILE
+python bench/async_arms.py data runs/data --out FILE --jobs 4       # two cores each of eight
+python bench/async_arms.py staleness runs/small --model small --device cuda --jobs 8 --out FILE
 python bench/async_arms.py staleness --read bench/FILE
 
 staleness: the synchronous loop, and staleness 1 to 8. data: data algorithms at staleness 2 on 32
-rows that repeat: every group; informative groups; with replay; with GRESO. Rollouts are dense, on a
-CPU; of an asynchronous run each side has half of the cores. Every seed has rows and draws of its
-own, evaluations are the same (temperature 1, not part of the time). A line of FILE is a run.
+rows that repeat: every group; informative groups; with replay; with GRESO. `tiny` and `small` are
+trained as the shipped models were, from before their last RL; rollouts are dense. On a CPU each of
+`--jobs` runs has cores of its own, of an asynchronous run each side half of them; on a GPU all
+share it, so times compare runs of one command alone. Every seed has rows and draws of its own,
+evaluations are the same (temperature 1, not part of the time). A line of FILE is a run.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import fmean
 from typing import Any
 
@@ -40,22 +48,60 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
 NOT_ROLLED_OUT = ("prompt_filter", "overlong", "failed_too_often")  # reasons of drops
 
 
-def train(folder: Path, settings: dict[str, Any], args: argparse.Namespace, seed: int) -> None:
-    base = {
-        "model": "tiny",
-        "task": "assignments",
+MODELS: dict[str, dict[str, Any]] = {
+    "tiny": {
         "length": 150,
         "prompts": 4,
-        "samples": 8,
-        "rollout.max_tokens": args.tokens,
+        "rollout.max_tokens": 192,
         "rollout.max_prompt": 64,
-        "rate": args.rate,
+        "rate": 2e-4,
+        "validation.prompts": 64,
+        "validation.samples": 2,
+    },
+    "small": {
+        "length": 2000,
+        "prompts": 16,
+        "rollout.max_tokens": 3840,
+        "rollout.max_prompt": 256,
+        "rate": 1e-4,
+        "batch.tokens": 32768,
+        "validation.prompts": 128,
+    },
+}
+
+
+class Cores:
+    """Cores of this process, shared out evenly among runs at once."""
+
+    def __init__(self, jobs: int) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        self.each = max(1, len(cores) // jobs)
+        self._free = SimpleQueue[list[int]]()
+        for job in range(jobs):
+            start = job * self.each % len(cores)
+            self._free.put(cores[start : start + self.each])
+
+    @contextmanager
+    def taken(self) -> Iterator[list[int]]:
+        cores = self._free.get()
+        try:
+            yield cores
+        finally:
+            self._free.put(cores)
+
+
+def train(
+    folder: Path, settings: dict[str, Any], args: argparse.Namespace, seed: int, cores: list[int]
+) -> None:
+    base = MODELS[args.model] | {
+        "model": args.model,
+        "device": args.device,
+        "task": "assignments",
+        "samples": 8,
         "batch.recompute": "false",
         "gate.mode": "off",
         "data.first": 100_000 + 1000 * seed,
         "validation.every": args.every,
-        "validation.prompts": 64,
-        "validation.samples": 2,
         "validation.first": 0,
         "steps": args.steps,
         "seed": seed,
@@ -64,10 +110,15 @@ def train(folder: Path, settings: dict[str, Any], args: argparse.Namespace, seed
         "run.tensorboard": "false",
         "out": folder,
     }
+    environment = os.environ | {"OMP_NUM_THREADS": str(len(cores))}
+    if args.device == "cuda":
+        base |= {"rollout.kv_gib": 2, "rollout.sleep": "false"}
     words = [f"--{name}={value}" for name, value in (base | settings).items()]
+    words = [sys.executable, "-m", "sparrow", "train", *words]
+    if args.device == "cpu":
+        words = ["taskset", "-c", ",".join(map(str, cores)), *words]
     with folder.with_suffix(".txt").open("ab") as log:
-        words = [sys.executable, "-m", "sparrow", "train", *words]
-        subprocess.run(words, check=True, stdout=log, stderr=log)
+        subprocess.run(words, check=True, stdout=log, stderr=log, env=environment)
 
 
 def read(folder: Path, samples: int = 8) -> dict[str, Any]:
@@ -126,16 +177,19 @@ def show(found: list[dict[str, Any]], arms: list[str], target: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", choices=ARMS)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--read", type=Path)
+    parser.add_argument("--model", choices=MODELS, default="tiny")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--every", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=192)
-    parser.add_argument("--rate", type=float, default=2e-4)
     parser.add_argument("--target", type=float, default=0.8)
     args = parser.parse_args()
     arms = ARMS[args.part]
@@ -144,14 +198,20 @@ def main() -> None:
         show(found, [*arms], args.target)
         return
     args.folder.mkdir(parents=True, exist_ok=True)
-    found = []
-    for seed in range(args.seeds):
-        for arm, settings in arms.items():
-            folder = args.folder / f"{arm}-{seed}"
-            if not (folder / "model").exists():
-                train(folder, settings, args, seed)
-            found.append({"arm": arm, "seed": seed, **read(folder)})
-            args.out.write_text("".join(f"{json.dumps(line)}\n" for line in found))
+    cores, found = Cores(args.jobs), list[dict[str, Any]]()
+
+    def run(seed: int, arm: str) -> None:
+        folder = args.folder / f"{arm}-{seed}"
+        if not (folder / "model").exists():
+            with cores.taken() as own:
+                train(folder, arms[arm], args, seed, own)
+        found.append({"arm": arm, "seed": seed, **read(folder)})
+        args.out.write_text("".join(f"{json.dumps(line)}\n" for line in found))
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        wanted = [(seed, arm) for seed in range(args.seeds) for arm in arms]
+        for ended in [pool.submit(run, *one) for one in wanted]:
+            ended.result()
     show(found, [*arms], args.target)
 
 

@@ -6,7 +6,9 @@ Both loops train the same model on the same rows, one thread a side. The synchro
 time of each side alone on its core; an asynchronous step should take no longer than the slower of
 the two. With several `--in-flight` each runs at every staleness: what keeping, computing anew or
 restarting costs, and what it does to the mismatch of the drawn and the updated weights (k3).
-Prints a JSON line for each run. The first steps are left out.
+Prints a JSON line for each run. The first steps are left out. On a GPU both sides share it: what
+they take alone is what each takes in the synchronous run. Words behind `--` are further settings of
+`sparrow train`, for instance `--data.rows` (bench/random_model.py has rows for a random model).
 """
 
 import argparse
@@ -28,8 +30,6 @@ def train(args: argparse.Namespace, loop: str, staleness: int, in_flight: str = 
     settings = {
         "loop": loop,
         "staleness": staleness,
-        "task": args.task,
-        "length": args.length,
         "steps": args.steps,
         "prompts": args.prompts,
         "samples": args.samples,
@@ -43,8 +43,11 @@ def train(args: argparse.Namespace, loop: str, staleness: int, in_flight: str = 
         "rate": args.rate,
         "dispatch.in_flight": in_flight,
     }
+    if "--data.rows" not in " ".join(args.more):
+        settings |= {"task": args.task, "length": args.length}
     words = [f"--{name}={value}" for name, value in settings.items()]
-    words = [sys.executable, "-m", "sparrow", "train", args.model, *words]
+    model = f"--model={args.model}" if "/" in args.model else args.model
+    words = [sys.executable, "-m", "sparrow", "train", model, *words, *args.more]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb"}
     with (args.out / f"{out.name}.txt").open("wb") as log:
         subprocess.run(words, check=True, env=environment, stdout=log, stderr=log)
@@ -77,7 +80,7 @@ def seconds(out: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--model", default="tiny", help="a recipe, or a model's folder")
     parser.add_argument("--task", default="countdown")
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=400)
@@ -87,6 +90,7 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, action="append")
     parser.add_argument("--in-flight", action="append", help="default: keep")
     parser.add_argument("--rate", type=float, default=1e-5)
+    parser.add_argument("more", nargs="*", help="further settings, behind --")
     args = parser.parse_args()
     args.out.mkdir(parents=True)
     alone = seconds(train(args, "sync", 0))

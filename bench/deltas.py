@@ -1,10 +1,12 @@
 """Weight deltas of real RL updates: density, bytes, times; every version is checked to be equal.
 
     python bench/deltas.py tiny --steps=50 --out=runs/deltas           # words of `sparrow train`
-    python bench/deltas.py --model=smollm2-135m --task=countdown ...
+    python bench/deltas.py --model=/tmp/q17/model --data.rows=/tmp/q17/rows.jsonl \
+        --data.reward=bench/random_model.py:coin ...                    # bench/random_model.py
 
 Trains, and at every version makes the delta of the bf16 weights, encodes and decodes it, and
-applies it to a copy that has only ever seen deltas. Prints a JSON line a version, then means.
+applies it to a copy that has only ever seen deltas, on the device of the learner; for the first
+versions the same with all values. Prints a JSON line a version, then means.
 """
 
 import json
@@ -23,6 +25,7 @@ from sparrow.schema.loading import load_config
 from sparrow.schema.train import TrainConfig
 
 Weights = dict[str, torch.Tensor]
+WHOLE = 2  # versions that are also sent with all values
 
 
 class Measured:
@@ -56,9 +59,23 @@ class Measured:
             "encode_s": times[2] - times[1],
             "decode_and_apply_s": times[3] - times[2],
         }
+        if len(self.lines) < WHOLE:
+            line |= self.whole(new, version)
         self.lines.append(line)
         print(json.dumps({name: round(value, 6) for name, value in line.items()}), flush=True)
         self.base = new
+
+    def whole(self, new: Weights, version: int) -> dict[str, float]:
+        times = [time.perf_counter()]
+        data = Delta.whole(new, version=version).encode()
+        times.append(time.perf_counter())
+        Delta.decode(data).apply(self.copy)
+        times.append(time.perf_counter())
+        return {
+            "whole_bytes": len(data),
+            "whole_encode_s": times[1] - times[0],
+            "whole_decode_and_apply_s": times[2] - times[1],
+        }
 
 
 def main() -> None:
@@ -73,12 +90,13 @@ def main() -> None:
 
         run.rollout.sync_weights = watched  # type: ignore[method-assign]
         train(run)
-    means = {name: fmean(line[name] for line in measured.lines) for name in measured.lines[0]}
+    names = measured.lines[0]
+    means = {n: fmean(line[n] for line in measured.lines if n in line) for n in names}
     print(json.dumps({"means": {name: round(value, 6) for name, value in means.items()}}))
 
 
 def _half(weights: Mapping[str, torch.Tensor]) -> Weights:
-    return {name: weight.detach().to("cpu", torch.bfloat16) for name, weight in weights.items()}
+    return {name: weight.detach().to(torch.bfloat16, copy=True) for name, weight in weights.items()}
 
 
 if __name__ == "__main__":
