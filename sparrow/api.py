@@ -91,6 +91,17 @@ def silent(text: str) -> None:
     """Report nothing."""
 
 
+def import_ray() -> "Callable[..., Path]":
+    """Training on a Ray cluster; ValueError if ray is not installed."""
+    try:
+        from sparrow.dataflow.ray_cluster import train_on_ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ValueError("run.ray: ray is not installed: pip install 'sparrow-rl[ray]'") from error
+    return train_on_ray
+
+
 def warn_caller(text: str) -> None:
     """Issue a warning about the line that called a verb; nothing if the text is empty."""
     if text:
@@ -358,6 +369,11 @@ def train(
     if loaded is not None and (loaded.source is None or loaded.edition):
         raise ValueError("train reads weights from a folder: save the model first, pass the folder")
     takes_signals = stopping is None and current_thread() is main_thread()
+    if config.run.ray is not None:
+        train_on_ray = import_ray()
+        with GracefulShutdown() if takes_signals else nullcontext(stopping) as graceful:
+            folder = train_on_ray(config, callbacks=callbacks, stopping=graceful, report=report)
+        return TrainResult.read(folder.parent)
     with (
         GracefulShutdown() if takes_signals else nullcontext(stopping) as graceful,
         open_run(config, callbacks=callbacks, report=report, stopping=graceful) as run,

@@ -229,6 +229,7 @@ OPTIONAL = (
     Package("uvloop", "0.21", "sparrow serve", "serve"),
     Package("prometheus-client", "0.21", "sparrow serve", "serve"),
     Package("httpx2", "2.0", "sparrow.client", "client"),
+    Package("ray", "2.60", "training on a Ray cluster", "ray"),
     Package("playwright", "1.50", "testing reports in a browser", BROWSER),
 )
 

@@ -119,6 +119,7 @@ def _live(live: AsyncStatus) -> Lines:
         ("weights", f"version {live.version}, staleness at most {live.staleness}"),
         ("rollout", ready),
         ("idle", ", ".join(idle)),
+        ("advice", live.advice),
         ("dropped", f"{_reasons(live.dropped)}; {live.again} dispatched again"),
         ("worker", f"{worker}; restarts: {live.worker_restarts}"),
         ("workers", "\n".join(map(_worker, live.workers))),

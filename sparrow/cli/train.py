@@ -27,7 +27,6 @@ from sparrow.schema.common import PushConfig, ReplayConfig
 from sparrow.schema.train import TrainConfig
 
 if TYPE_CHECKING:
-    from sparrow.dataflow.local.run import Run
     from sparrow.dataflow.preview import LengthCase, Overlap, Preview
     from sparrow.dataflow.stopping import GracefulShutdown
 
@@ -54,7 +53,8 @@ def train(
     from sparrow.dataflow.stopping import GracefulShutdown
 
     with GracefulShutdown() as stopping, _named_rank():
-        folder = run_training(config, stopping)
+        run = run_training if config.run.ray is None else _run_on_ray
+        folder = run(config, stopping)
         if not current_rank():
             write(str(folder))
     return None
@@ -117,21 +117,46 @@ def run_training(config: TrainConfig, stopping: "GracefulShutdown", *, brief: bo
             with display:
                 return train_run(run)
     except (Stopped, GateStop, Diverged, Unjudged, EpisodeFailed) as error:
-        codes = {Stopped: STOPPED, GateStop: GATED, Diverged: DIVERGED, Unjudged: UNJUDGED}
-        if isinstance(error, GateStop):
-            how = "it resumes with other settings of the gate (gate.mode=warn, gate.target)"
-            _print_end(run, f"the gate stopped the run: {error}", how)
-        else:
-            _print_end(run, str(error) or "stopped")
+        if run.world.is_first:
+            _print_end(error, f"after {run.step} steps; ")
         if isinstance(error, EpisodeFailed) and error.__cause__ is not None:
             raise  # the author of the episode needs the traceback
-        sys.exit(codes.get(type(error), 1))
+        sys.exit(_exit_code(error))
 
 
-def _print_end(run: "Run", why: str, how: str = RESUME) -> None:
-    if run.world.is_first:
-        saved = f"after {run.step} steps; a checkpoint is saved, and {how}"
-        notes.print(f"[bold yellow]{plain(why)}[/]\n{plain(saved)}", markup=True)
+def _run_on_ray(config: TrainConfig, stopping: "GracefulShutdown") -> Path:
+    """Run a training on a Ray cluster, shown as one on this machine is."""
+    from sparrow.cli.training_display import Display
+    from sparrow.dataflow.local.messages import Diverged, EpisodeFailed, GateStop, Unjudged
+    from sparrow.dataflow.stopping import Stopped
+
+    train_on_ray = api.import_ray()
+    steps, target = config.run.steps, config.gate.target
+    try:
+        with Display(console, steps=steps, first=0, header=(), target=target) as display:
+            return train_on_ray(config, callbacks=display, stopping=stopping, report=report)
+    except (Stopped, GateStop, Diverged, Unjudged, EpisodeFailed) as error:
+        _print_end(error)
+        sys.exit(_exit_code(error))
+
+
+def _exit_code(error: Exception) -> int:
+    from sparrow.dataflow.local.messages import Diverged, GateStop, Unjudged
+    from sparrow.dataflow.stopping import Stopped
+
+    codes = {Stopped: STOPPED, GateStop: GATED, Diverged: DIVERGED, Unjudged: UNJUDGED}
+    return codes.get(type(error), 1)
+
+
+def _print_end(error: Exception, when: str = "") -> None:
+    from sparrow.dataflow.local.messages import GateStop
+
+    why, how = str(error) or "stopped", RESUME
+    if isinstance(error, GateStop):
+        why = f"the gate stopped the run: {error}"
+        how = "it resumes with other settings of the gate (gate.mode=warn, gate.target)"
+    saved = f"{when}a checkpoint is saved, and {how}"
+    notes.print(f"[bold yellow]{plain(why)}[/]\n{plain(saved)}", markup=True)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from sparrow.calibration.planning.hardware import Hardware, StepModel, extrapola
 from sparrow.dataflow.asynchronous.selection import make_data_algorithms
 from sparrow.dataflow.episodes import load_episode
 from sparrow.dataflow.local.run import GIB, describe_run, max_prompt_tokens, schedule_notes
+from sparrow.dataflow.placement import describe_placement
 from sparrow.engine.answer import resolve_decoding
 from sparrow.engine.memory import CPU_SHARE, GPU_SHARE, LOGITS_BYTES, host_memory
 from sparrow.engine.pool import PAGE
@@ -240,6 +241,8 @@ class _Planner:
         words["model"] += f", {dtype} products ({self.source})"
         if self.asynchronous:
             words["loop"] = f"asynchronous, staleness {config.dispatch.staleness}"
+        if config.run.ray is not None:
+            words["ray"] = describe_placement(config)
         return Preview(
             words=words,
             parameters=self.spec.parameters(),
@@ -499,7 +502,7 @@ def find_machine(device: str) -> TargetMachine:
 
 def _worker_notes(settings: TrainDispatchConfig) -> list[str]:
     """Who samples where, if it is not one process of this machine."""
-    notes = []
+    notes = list[str]()
     if settings.workers > 1:
         notes.append(f"{settings.workers} rollout processes; the engine's memory is that of one")
     if settings.listen is not None:

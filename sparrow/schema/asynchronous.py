@@ -55,6 +55,7 @@ class AsyncStatus(Record):
     evaluations_waiting: Number
     address: Shown | None = None  # where workers of other machines connect
     workers: tuple[WorkerStatus, ...] = ()
+    advice: Shown = ""  # "more rollout workers" or "fewer rollout workers"
 
     def save(self, folder: Path) -> None:
         """Write status.json into the run's folder, atomically."""

@@ -56,6 +56,7 @@ HELP = {
     "dtype": "auto, float32 or bfloat16.",
     "url": "Base URL of a server that answers instead of an engine here; repeat it for several.",
     "loop": "sync, or async: rollout and learning at once.",
+    "ray": "local, or the address of a Ray cluster: learner, workers and judges are its actors.",
     "steps": "How many.",
     "system": "System prompt of the chat.",
     "max_tokens": "Longest answer.",

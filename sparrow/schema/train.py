@@ -247,6 +247,14 @@ class TrainRunConfig(Record):
     skips: Steps = 5  # steps in a row without a finite loss and gradient before it stops
     # transformers: plain transformers in float32 on one device, to compare with.
     learner: Literal["sparrow", "transformers"] = "sparrow"
+    # local, or the address of a Ray cluster (auto, HOST:PORT, ray://HOST:PORT): who learns, samples
+    # and judges are its actors. None: this machine, or the ranks of torchrun.
+    ray: Name | None = None
+    ranks: Annotated[int, Field(ge=1, le=4096)] = 1  # learner ranks of a Ray cluster
+    gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of a GPU, of every such actor with one
+
+    def _check(self) -> None:
+        self.require(self.ray is not None or self.ranks == 1, "ranks", "1 without run.ray")
 
     _older = older_out
 
@@ -318,6 +326,7 @@ class TrainConfig(Record):
         "url": "rollout.url",
         "loop": "run.loop",
         "staleness": "dispatch.staleness",
+        "ray": "run.ray",
         "steps": "run.steps",
         "seed": "run.seed",
         "out": "run.out",
@@ -431,6 +440,7 @@ DATA = {
     "run.loop",
     "run.out",
     "run.name",
+    "run.ray",
     "run.wandb",
     "validation.columns.answer",
     "validation.columns.prompt",

@@ -54,7 +54,7 @@ class _Job(NamedTuple):
     future: "Future[Verdict]"
 
 
-class _Judge:
+class CountingJudge:
     """Counts verdicts, and closes at the end of a with-block."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class _Judge:
         """Release what it holds."""
 
 
-class Judges(_Judge):
+class Judges(CountingJudge):
     """Verdicts by a reward function in worker processes, each of which can be killed alone.
 
     score: module:function or path/to/file.py:function, with a signature of the module docstring
@@ -165,7 +165,7 @@ class Judges(_Judge):
         except Exception as error:  # otherwise the caller would wait forever
             late, reason = False, f"the verifier did not start: {error!s:.500}"
         worker.kill()
-        return _failed(reason, "timeouts" if late else "crashes")
+        return failed_verdict(reason, "timeouts" if late else "crashes")
 
     def _wait(self, worker: Worker) -> None:
         """Wait until a worker is ready, without a deadline; raise ValueError if it fails."""
@@ -189,7 +189,7 @@ class Judges(_Judge):
             self._jobs.put(None)
 
 
-class InProcess(_Judge):
+class InProcess(CountingJudge):
     """Verdicts in this process: by a puzzle, or by a function defined in a notebook cell.
 
     It has the interface of `Judges`, but no deadline and no isolation.
@@ -214,10 +214,10 @@ class InProcess(_Judge):
         try:
             return self._count(self._reward(example, text))
         except (Exception, SystemExit) as error:  # a user's code: anything may be raised
-            return self._count(_failed(f"the verifier raised {describe(error)}"))
+            return self._count(failed_verdict(f"the verifier raised {describe(error)}"))
 
 
-def _failed(reason: str, fault: str = "errors") -> Verdict:
+def failed_verdict(reason: str, fault: str = "errors") -> Verdict:
     verdict = FailedVerdict(0.0, 0.0, reason)
     verdict.fault = fault
     return verdict
@@ -227,7 +227,7 @@ def _received(answer: Any) -> Verdict:
     """Read a worker's answer; anything but a valid verdict is a fault."""
     match answer:
         case {"error": str(error), **rest} if not rest:
-            return _failed(f"the verifier raised {error[:MESSAGE_CHARACTERS]}")
+            return failed_verdict(f"the verifier raised {error[:MESSAGE_CHARACTERS]}")
         case {"score": float(score), "acc": float(acc), "reason": str(reason), **rest} if not rest:
             if abs(score) <= LARGEST and 0 <= acc <= 1:
                 return Verdict(score, acc, reason[:MESSAGE_CHARACTERS])

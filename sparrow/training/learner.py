@@ -159,10 +159,10 @@ class Learner:
     def keep_head(self, version: int, staleness: int) -> None:
         """Keep the LM head of this version for tokens that are learnt from later.
 
-        Of the last `staleness` versions, in host memory.
+        Of the last `staleness` versions, in host memory; a collective call on all ranks.
         """
         if staleness:
-            self.heads[version] = self.policy.head.detach().to("cpu", copy=True)
+            self.heads[version] = full_tensor(self.policy.head.detach()).to("cpu", copy=True)
             self.heads = {v: h for v, h in self.heads.items() if v > version - staleness}
 
     # Updating.

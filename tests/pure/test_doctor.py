@@ -25,7 +25,7 @@ def test_the_table_is_that_of_pyproject() -> None:
     assert {(entry.name, entry.minimum) for entry in CORE} == minimum_versions(
         PROJECT["dependencies"]
     )
-    unused = {"dev", "notebook", "ray"}  # that no verb needs
+    unused = {"dev", "notebook"}  # that no verb needs
     optional = PROJECT["optional-dependencies"].items()
     extras = {name: packages for name, packages in optional if name not in unused}
     assert {entry.extra for entry in OPTIONAL} == set(extras)

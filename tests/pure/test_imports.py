@@ -146,3 +146,14 @@ def test_loads_no_torch(act: str) -> None:
     code = LOADS.format(act=act, heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_one_file_imports_ray() -> None:
+    found = [
+        name
+        for name, file in MODULES.items()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "ray" for a in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray")
+    ]
+    assert {*found} == {"sparrow.dataflow.ray_cluster"}

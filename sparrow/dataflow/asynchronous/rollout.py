@@ -8,6 +8,7 @@ With staleness 0 both loops give the same bits on a CPU, with the same number of
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +19,17 @@ import torch
 
 from sparrow.dataflow.asynchronous.coordinator import Coordinator, SinceLastBatch
 from sparrow.dataflow.asynchronous.dispatch import DispatchedBatch, Dispatcher
-from sparrow.dataflow.asynchronous.messages import Open
+from sparrow.dataflow.asynchronous.messages import Open, Role
 from sparrow.dataflow.asynchronous.prompt_ledger import PromptLedger
 from sparrow.dataflow.asynchronous.selection import make_data_algorithms
 from sparrow.dataflow.asynchronous.weight_versions import WeightVersions
-from sparrow.dataflow.asynchronous.workers import ConnectedWorker, WeightsFile, WorkerProcess
+from sparrow.dataflow.asynchronous.workers import (
+    ConnectedWorker,
+    StartWorker,
+    WeightsFile,
+    WorkerLink,
+    WorkerProcess,
+)
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.local.messages import Callbacks, NoCallbacks, RolloutBatch, RolloutRequest
 from sparrow.dataflow.local.rollout import without_states
@@ -48,6 +55,8 @@ if TYPE_CHECKING:
 
 LOGS = "workers"
 STATUS_SECONDS = 1.0  # between two writes of status.json
+ADVICE_STEPS = 10  # whose idle shares are looked at together
+WAITS, HARDLY_WAITS = 0.10, 0.05  # shares of its time that the learner waits for groups
 
 
 @dataclass(kw_only=True)
@@ -64,11 +73,16 @@ class AsyncRolloutSide(RolloutProtocol):
     dtype: torch.dtype
     folder: Path
     stopping: GracefulShutdown
+    start_worker: StartWorker | None = None  # None: a process of this machine
     callbacks: Callbacks = field(default_factory=NoCallbacks)
     coordinator: Coordinator = field(init=False)
     remote: "RemoteWorkers | None" = field(init=False, default=None)
     step: int = field(init=False, default=0)  # steps taken
+    advice: str = field(init=False, default="")
     _idle: tuple[float, float] | None = field(init=False, default=None)  # shares of the last step
+    _shares: deque[tuple[float, float]] = field(
+        init=False, default_factory=lambda: deque(maxlen=ADVICE_STEPS)
+    )
     _learnt: int = field(init=False, default=0)  # steps, whose weights were sent
     _written: float = field(init=False, default=0.0)  # when status.json was
 
@@ -78,6 +92,8 @@ class AsyncRolloutSide(RolloutProtocol):
     def header(self) -> RolloutHeader:
         count, listen = self.config.dispatch.workers, self.config.dispatch.listen
         here = "engine in a worker process" if count == 1 else f"{count} worker processes"
+        if self.config.run.ray is not None:
+            here = f"{count} rollout workers on a Ray cluster"
         there = "" if listen is None else f", workers of other machines at {listen}"
         return RolloutHeader(self.rows.name, here + there, None)
 
@@ -98,7 +114,19 @@ class AsyncRolloutSide(RolloutProtocol):
             raise ValueError(f"a batch of step {batch.step} for step {request.step}")
         rollouts = self._batch(batch, interval)
         self._idle = rollouts.metrics["async/rollout_idle"], rollouts.metrics["async/learner_idle"]
+        self._advise(rollouts.metrics)
         return rollouts
+
+    def _advise(self, metrics: Mapping[str, float]) -> None:
+        """Say it where more or fewer workers would do."""
+        self._shares.append((metrics["async/rollout_idle"], metrics["async/learner_idle"]))
+        if len(self._shares) < ADVICE_STEPS:
+            return
+        rollout, learner = (float(share) for share in np.mean(self._shares, axis=0))
+        advice = scaling_advice(rollout, learner, workers=int(metrics["async/workers"]))
+        if advice and advice[0] != self.advice:
+            self.callbacks.event(f"in the last {len(self._shares)} steps {advice[1]}")
+        self.advice = advice[0] if advice else ""
 
     def _start(self, step: int) -> None:
         if self.coordinator.started:
@@ -246,6 +274,7 @@ class AsyncRolloutSide(RolloutProtocol):
             worker_restarts=coordinator.restarts,
             evaluations_waiting=coordinator.evaluations_waiting,
             address=None if self.remote is None else self.remote.address,
+            advice=self.advice,
             workers=tuple(map(_worker_status, coordinator.rollout_workers)),
         ).save(self.folder)
 
@@ -276,15 +305,7 @@ def _coordinator(side: AsyncRolloutSide) -> Coordinator:
     )
     return Coordinator(
         dispatcher=dispatcher,
-        start_worker=lambda role: WorkerProcess(
-            Open(
-                role=role,
-                config=config.model_dump_json(),
-                path=tuple(sys.path),
-                threads=share_threads(config),
-            ),
-            side.folder / LOGS / f"{role}.log",
-        ),
+        start_worker=lambda role: _start_worker(side, role),
         overlong=side.overlong,
         samples=config.rollout.samples,
         workers=settings.workers,
@@ -297,6 +318,29 @@ def _coordinator(side: AsyncRolloutSide) -> Coordinator:
         report=lambda text: side.callbacks.event(text, "yellow"),
         on_poll=side.poll_status,
     )
+
+
+def scaling_advice(rollout: float, learner: float, *, workers: int) -> tuple[str, str] | None:
+    """Whether more or fewer workers would do, and why; from shares of idle time."""
+    if learner > WAITS:
+        why = f"the learner waited {learner:.0%} of the time"
+        return "more rollout workers", f"{why}: more rollout workers would help"
+    if learner < HARDLY_WAITS and workers > 1 and rollout > 1 / workers:
+        why = f"the learner waited {learner:.0%} of the time, rollout was idle {rollout:.0%}"
+        return "fewer rollout workers", f"{why}: fewer rollout workers would do"
+    return None
+
+
+def _start_worker(side: AsyncRolloutSide, role: Role) -> WorkerLink:
+    opening = Open(
+        role=role,
+        config=side.config.model_dump_json(),
+        path=tuple(sys.path),
+        threads=share_threads(side.config),
+    )
+    if side.start_worker is not None:
+        return side.start_worker(opening)
+    return WorkerProcess(opening, side.folder / LOGS / f"{role}.log")
 
 
 def share_threads(config: TrainConfig) -> int | None:

@@ -13,8 +13,10 @@ import socket
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol, Self
 
 import torch
 
@@ -50,6 +52,7 @@ from sparrow.models.deltas import Delta
 from sparrow.processes.supervisor import die_with_parent
 from sparrow.schema.base import Record
 from sparrow.schema.train import TrainConfig
+from sparrow.tasks.base import Judge
 
 
 def main() -> None:
@@ -59,28 +62,74 @@ def main() -> None:
     opening = receive(connection)
     assert isinstance(opening, Open)
     try:
-        sys.path[:] = opening.path
-        if opening.threads is not None:
-            torch.set_num_threads(opening.threads)
-        config = TrainConfig.model_validate_json(opening.config)
-        if opening.role == "evaluation":  # servers have the weights of the rollout
-            config = config.replace(rollout=config.rollout.replace(url=(), fixed_weights=False))
-        side = open_rollout_side(config)
+        side = open_side(opening)
     except (ValueError, OSError, ImportError) as error:
         send(connection, WorkerFailed(reason=f"{error}", fatal=True))
         raise
     try:
-        own = _own_decoding(side) if opening.own_decoding else None
-        send(connection, _opened(side, opening, own))
+        own = own_decoding(side) if opening.own_decoding else None
+        send(connection, opened(side, opening, own))
         if opening.role == "evaluation":
             evaluate_steps(side, connection)
         else:
-            asyncio.run(RolloutWorker(side, own).serve(connection))
+            asyncio.run(_serve(RolloutWorker(side, own), connection))
     finally:
         side.close()
 
 
-def _opened(side: RolloutSide, opening: Open, own: ResolvedDecoding | None) -> Opened:
+def open_side(opening: Open, judge: Judge | None = None) -> RolloutSide:
+    """The rollout side that a message describes. judge: in place of the configuration's."""
+    sys.path[:] = opening.path
+    if opening.threads is not None:
+        torch.set_num_threads(opening.threads)
+    config = TrainConfig.model_validate_json(opening.config)
+    if opening.role == "evaluation":  # servers have the weights of the rollout
+        config = config.replace(rollout=config.rollout.replace(url=(), fixed_weights=False))
+    return open_rollout_side(config, judge=judge)
+
+
+async def _serve(worker: "RolloutWorker", connection: socket.socket) -> None:
+    await worker.serve(await SocketChannel.open(connection))
+
+
+class Channel(Protocol):
+    """Messages to and from a rollout worker, and the weights that they mean."""
+
+    async def receive(self) -> Record: ...
+
+    async def send(self, message: Record) -> None: ...
+
+    def weights(self, message: LoadWeights) -> Mapping[str, torch.Tensor]:
+        """Weights by Hugging Face names; called in a thread."""
+
+
+class SocketChannel:
+    """Messages over a connection to the parent, weights in files."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def open(cls, connection: socket.socket) -> Self:
+        return cls(*await asyncio.open_connection(sock=connection))
+
+    async def receive(self) -> Record:
+        reader = self._reader
+        try:
+            text, blob = frame_lengths(await reader.readexactly(LENGTHS_BYTES))
+            return decode(await reader.readexactly(text), await reader.readexactly(blob))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            os._exit(0)  # the parent has gone
+
+    async def send(self, message: Record) -> None:
+        self._writer.write(encode(message))
+        await self._writer.drain()
+
+    def weights(self, message: LoadWeights) -> Mapping[str, torch.Tensor]:
+        return dict(read_weights(message.file))
+
+
+def opened(side: RolloutSide, opening: Open, own: ResolvedDecoding | None) -> Opened:
     of_remote = {}
     if opening.remote:
         engine = _engine(side)
@@ -96,7 +145,7 @@ def _opened(side: RolloutSide, opening: Open, own: ResolvedDecoding | None) -> O
     )
 
 
-def _own_decoding(side: RolloutSide) -> ResolvedDecoding:
+def own_decoding(side: RolloutSide) -> ResolvedDecoding:
     return resolve_decoding(side.config.rollout, _engine(side).model.spec.family)
 
 
@@ -114,17 +163,12 @@ class RolloutWorker:
         self._loading = asyncio.Lock()  # weights are loaded in the order of their messages
         self._verdicts: Counter[str] = Counter()  # that were sent
 
-    async def serve(self, connection: socket.socket) -> None:
-        """Do what the messages say until the connection ends."""
-        reader, self._writer = await asyncio.open_connection(sock=connection)
+    async def serve(self, channel: Channel) -> None:
+        """Do what the messages say."""
+        self._channel = channel
         async with self.side.backend.serving() as sampler, asyncio.TaskGroup() as self._tasks:
             while True:  # a task that raises ends the worker, and so the loop
-                try:
-                    text, blob = frame_lengths(await reader.readexactly(LENGTHS_BYTES))
-                    message = decode(await reader.readexactly(text), await reader.readexactly(blob))
-                except (asyncio.IncompleteReadError, ConnectionError):
-                    os._exit(0)  # the parent has gone
-                self._begin(sampler, message)
+                self._begin(sampler, await channel.receive())
 
     def _begin(self, sampler: Sampler, message: Record) -> None:
         if isinstance(message, StartGroup):
@@ -138,10 +182,6 @@ class RolloutWorker:
             self._tasks.create_task(self._load(sampler, message))
         else:
             raise ValueError(f"not a message to a worker: {type(message).__name__}")
-
-    async def _send(self, message: Record) -> None:
-        self._writer.write(encode(message))
-        await self._writer.drain()
 
     async def _answer(self, sampler: Sampler, start: StartGroup) -> None:
         side = self.side
@@ -157,13 +197,13 @@ class RolloutWorker:
         try:
             group = await side.answer(request, sampler, slot)
         except EpisodeFailed as error:
-            await self._send(GroupFailed(lease=start.lease, reason=str(error)[:2000]))
+            await self._channel.send(GroupFailed(lease=start.lease, reason=str(error)[:2000]))
             return
         counts = Counter(getattr(side.judge, "counts", {}))
         verdicts, self._verdicts = counts - self._verdicts, counts
         fault = getattr(side.judge, "last_fault", "") if verdicts.keys() & {*FAILED} else ""
         ended = GroupEnded(lease=start.lease, group=group, verdicts=dict(verdicts), fault=fault)
-        await self._send(ended)
+        await self._channel.send(ended)
 
     async def _load(self, sampler: Sampler, message: LoadWeights) -> None:
         async with self._loading:
@@ -172,10 +212,10 @@ class RolloutWorker:
                 delta = await asyncio.to_thread(lambda: Delta.decode(_take(Path(message.file))))
                 tokens, state = await _apply(sampler, delta, message), f"{delta.digest:016x}"
             else:
-                weights = await asyncio.to_thread(lambda: dict(read_weights(message.file)))
+                weights = await asyncio.to_thread(self._channel.weights, message)
                 tokens = await sampler.update(weights, version=version, in_flight=message.in_flight)
             seconds = time.monotonic() - begun
-            await self._send(
+            await self._channel.send(
                 WeightsLoaded(version=version, seconds=seconds, tokens=tokens, digest=state)
             )
 
@@ -204,15 +244,24 @@ def evaluate_steps(side: RolloutSide, connection: socket.socket) -> None:
         while True:
             message = receive(connection)
             assert isinstance(message, EvaluateStep)
-            if message.file:
-                weights = dict(read_weights(message.file))
-                side.backend.sync_weights(weights, version=message.step)
-            try:
-                evaluation = side.evaluate(message.schedule)
-            except Unjudged as error:
-                send(connection, WorkerFailed(reason=str(error), fatal=True))
-                raise
-            send(connection, EvaluationEnded(step=message.step, evaluation=evaluation))
+            weights = dict(read_weights(message.file)) if message.file else None
+            ended = evaluate_step(side, message, weights)
+            send(connection, ended)
+            if isinstance(ended, WorkerFailed):
+                return
+
+
+def evaluate_step(
+    side: RolloutSide, message: EvaluateStep, weights: Mapping[str, torch.Tensor] | None
+) -> EvaluationEnded | WorkerFailed:
+    """Answer the held-out rows; weights: None if the engine has those of the step."""
+    if weights is not None:
+        side.backend.sync_weights(weights, version=message.step)
+    try:
+        evaluation = side.evaluate(message.schedule)
+    except Unjudged as error:
+        return WorkerFailed(reason=str(error), fatal=True)
+    return EvaluationEnded(step=message.step, evaluation=evaluation)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +43,9 @@ class WorkerLink(Protocol):
         """WorkerLost: it is gone. ValueError: what it sent is no message."""
 
     def close(self) -> None: ...
+
+
+StartWorker = Callable[[Open], WorkerLink]
 
 
 class RemoteLink(WorkerLink, Protocol):

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import torch
 
+from sparrow.dataflow.asynchronous.workers import StartWorker
 from sparrow.dataflow.backend import RolloutBackend, open_backend
 from sparrow.dataflow.checkpoints import Checkpoints, Damaged
 from sparrow.dataflow.episodes import Episode, load_episode
@@ -298,16 +299,26 @@ def open_run(
     callbacks: Callbacks | None = None,
     stopping: GracefulShutdown | None = None,
     report: Report | None = None,
+    start_worker: StartWorker | None = None,
 ) -> Run:
     """Open a new run, or resume from its last checkpoint: `with open_run(config) as run`.
 
-    episode, judge: in place of those that the configuration names.
+    episode, judge: in place of those that the configuration names. start_worker: of an asynchronous
+    run; None: a process of this machine.
     """
     folder = run_folder(config)
     _refuse_ended(folder, config.run.steps)
     if config.run.wandb is not None:
         import_wandb()
-    run = open_parts(config, folder, episode=episode, judge=judge, stopping=stopping, report=report)
+    run = open_parts(
+        config,
+        folder,
+        episode=episode,
+        judge=judge,
+        stopping=stopping,
+        report=report,
+        start_worker=start_worker,
+    )
     run.callbacks = callbacks or run.callbacks
 
     def open_files() -> None:
@@ -350,6 +361,7 @@ def open_parts(
     judge: Judge | None = None,
     stopping: GracefulShutdown | None = None,
     report: Report | None = None,
+    start_worker: StartWorker | None = None,
 ) -> Run:
     """Make the parts of a run at its start, without its files.
 
@@ -377,7 +389,8 @@ def open_parts(
                 "engines share; --dry-run says what the learner takes"
             )
         parts: dict[str, Any] = {"dtype": dtype, "folder": folder, "stopping": stopping}
-        side: RolloutProtocol = _async_side(sampling, learner, model, parts)
+        parts["start_worker"] = start_worker
+        side: RolloutProtocol = _async_side(sampling, learner, model, world, parts)
     else:
         backend = _backend(config, sampling, dtype, device, world=world, report=report)
         if learner.adapter is not None and rollout.distill.adapter is not None:
@@ -495,25 +508,34 @@ class _Sampling:
         )
 
 
-def open_rollout_side(config: TrainConfig, report: Report = print) -> RolloutSide:
+def open_rollout_side(
+    config: TrainConfig, report: Report = print, *, judge: Judge | None = None
+) -> RolloutSide:
     """Make the rollout side alone, for a worker process."""
     device = pick_device(config.model.device)
     dtype = pick_dtype(config.model.dtype, device, {})
     model = load(config.model.name, dtype=dtype, device=device, report=report)
     sampling = _Sampling.open(config, model, report)
     backend = _backend(config, sampling, dtype, device, model, report=report)
-    return sampling.side(backend, report=report)
+    return sampling.side(backend, judge=judge, report=report)
 
 
 def _async_side(
-    sampling: _Sampling, learner: LearnerProtocol, model: Decoder, parts: Mapping[str, Any]
+    sampling: _Sampling,
+    learner: LearnerProtocol,
+    model: Decoder,
+    world: World,
+    parts: Mapping[str, Any],
 ) -> RolloutProtocol:
+    from sparrow.dataflow.asynchronous.first_rank import FirstRankRollout
     from sparrow.dataflow.asynchronous.rollout import AsyncRolloutSide
 
     side = AsyncRolloutSide(**sampling.settings(), **parts)
     if sampling.config.dispatch.listen is not None:
-        side.publish(learner.weights(), model)
-    return side
+        weights = learner.weights()  # by all ranks
+        if world.is_first:
+            side.publish(weights, model)
+    return side if world.size == 1 else FirstRankRollout(side, world)
 
 
 def _ranks(config: TrainConfig, device: torch.device) -> World:
@@ -682,6 +704,7 @@ def _identity(
     it. Settings at their defaults are left out too, so that a version with more settings resumes.
     """
     shown = {"out", "name", "save_every", "keep", "rollouts", "tensorboard", "wandb", "skips"}
+    shown |= {"ray", "ranks", "gpu_share"}
     kept = config.model_dump_json(
         exclude_defaults=True,
         exclude={

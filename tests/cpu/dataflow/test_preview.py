@@ -339,3 +339,12 @@ def test_what_does_not_fit_is_said_and_not_raised() -> None:
     assert found.engine.pages == 0
     assert found.untimed is not None
     assert "it does not fit" in said(found)
+
+
+def test_a_ray_run_says_who_runs_where() -> None:
+    run = {"ray": "local", "ranks": 2, "loop": "async"}
+    asked = config(run=run, dispatch={"workers": 3})
+    words = preview(asked).words["ray"]
+    assert "2 learner (1 CPU, 1 GPU each)" in words
+    assert "3 rollout (1 CPU, 1 GPU each)" in words
+    assert "3 judge (1 CPU each)" in words
