@@ -4,12 +4,16 @@
     python bench/deltas.py --model=/tmp/q17/model --data.rows=/tmp/q17/rows.jsonl \
         --data.reward=bench/random_model.py:coin ...                    # bench/random_model.py
 
+    python bench/deltas.py --model=smollm2-135m --data.rows=sums.jsonl \
+        --data.reward=bench/deltas.py:last_number ...        # rows: {"prompt": ..., "answer": "7"}
+
 Trains, and at every version makes the delta of the bf16 weights, encodes and decodes it, and
 applies it to a copy that has only ever seen deltas, on the device of the learner; for the first
 versions the same with all values. Prints a JSON line a version, then means.
 """
 
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -26,6 +30,11 @@ from sparrow.schema.train import TrainConfig
 
 Weights = dict[str, torch.Tensor]
 WHOLE = 2  # versions that are also sent with all values
+
+
+def last_number(text: str, answer: str) -> float:
+    """A reward: whether the last number of an answer is the right one."""
+    return float(re.findall(r"\d+", text)[-1:] == [answer])
 
 
 class Measured:

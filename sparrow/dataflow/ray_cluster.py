@@ -331,7 +331,9 @@ class _LearnerRank:
             callbacks=self._calls if first else None,
             stopping=self._stopping,
             report=self._calls.report if first else None,
-            start_worker=lambda opening: RayWorker(opening, weights, name),
+            start_worker=lambda opening: RayWorker(
+                opening, weights, name, lambda text: self._calls.event(text, "yellow")
+            ),
         ) as run:
             if first:
                 for line in run.header():
@@ -391,8 +393,8 @@ class RayWorker:
     Its placement group waits until the cluster has room for it.
     """
 
-    def __init__(self, opening: Open, weights: _StoredWeights, name: str) -> None:
-        self.role, self._weights = opening.role, weights
+    def __init__(self, opening: Open, weights: _StoredWeights, name: str, report: Report) -> None:
+        self.role, self._weights, self._report = opening.role, weights, report
         self.connection, self._signal = socket.socketpair()
         self._messages = queue.SimpleQueue[Record | WorkerLost]()
         config = TrainConfig.model_validate_json(opening.config)
@@ -415,6 +417,10 @@ class RayWorker:
 
     def _listen(self) -> None:
         """Put the messages of the actor where the coordinator finds them, until it ends."""
+        with suppress(RayError):  # seen below
+            if not self._group.wait(SLOW_SECONDS):
+                needed = " and ".join(map(describe_resources, self._group.bundle_specs))
+                self._report(f"a {self.role} worker waits until a machine has {needed} free")
         while True:
             try:
                 found = [decode_frame(frame) for frame in ray.get(self._worker.messages.remote())]
