@@ -82,7 +82,7 @@ from sparrow.tasks.judging import CountingJudge, failed_verdict
 LOCAL = "local"  # value of run.ray: a cluster of this machine, for the time of the run
 POLL_SECONDS = 0.3
 CONNECT_SECONDS = 10.0
-GRACE_SECONDS = 20.0  # for the other ranks to notice that one has ended
+GRACE_SECONDS = 90.0  # for Ray to notice that a machine has ended, after a rank has noticed
 SLOW_SECONDS = 30.0  # without room for the ranks, before it is reported
 MOST_RESTARTS = 5  # of the ranks, without a step in between
 KEPT = 4  # versions of weights in the object store
