@@ -1,5 +1,6 @@
 """Workers as the coordinator sees them: processes of this machine, and links to others."""
 
+import json
 import os
 import selectors
 import signal
@@ -12,17 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, BinaryIO, Protocol
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 
 from sparrow.dataflow.asynchronous.messages import Open, Role, receive, send
 from sparrow.dataflow.asynchronous.prompt_ledger import Lease
 from sparrow.processes.supervisor import with_parent
 from sparrow.schema.base import Record
 
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 STALLED_SECONDS = 60.0  # in the middle of a message, before a worker counts as lost
 
 
@@ -150,8 +151,6 @@ class WeightsFile:
 
     def __init__(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self.version = version
-        # Names may be views of one tensor, which the format refuses.
-        parts = {name: weight.contiguous().clone() for name, weight in weights.items()}
         self._temporary: Path | None = None
         if hasattr(os, "memfd_create"):
             self._descriptor = os.memfd_create(f"sparrow weights {version}")
@@ -160,12 +159,26 @@ class WeightsFile:
             self._descriptor, self.path = tempfile.mkstemp(suffix=".safetensors")
             self._temporary = Path(self.path)
         with open(self._descriptor, "wb", closefd=False) as file:
-            file.write(save(parts))
+            _write(file, weights)
 
     def close(self) -> None:
         os.close(self._descriptor)
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
+
+
+def _write(file: BinaryIO, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write a safetensors file in one pass; the library makes two copies in memory first."""
+    header, end = dict[str, Any](), 0
+    for name, weight in weights.items():
+        start, end = end, end + weight.nbytes
+        dtype = _NAMES[weight.dtype]
+        header[name] = {"dtype": dtype, "shape": [*weight.shape], "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for weight in weights.values():
+        file.write(weight.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def read_weights(file: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
