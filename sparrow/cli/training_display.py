@@ -88,12 +88,13 @@ class Display:
             titles = (f"{column.title:>{column.width}}" for column in COLUMNS)
             self._print(Text("  ".join(["step".rjust(STEP), *titles])))
         cells = (Text(_cell(column, shown), self._style(column, shown)) for column in COLUMNS)
-        self._print(Text("  ").join([Text(f"{self._done:>{STEP}}"), *cells]))
+        number = int(metrics.get("step", self._done))  # of a run that began again: repeated
+        self._print(Text("  ").join([Text(f"{number:>{STEP}}"), *cells]))
         if P05 not in shown and not self._explained:
             self._explained = True
             self._print(Text(_without_bins(shown), style="dim"))
         self._done, self._stepped = self._done + 1, now
-        self._bar.advance(self._task)
+        self._bar.update(self._task, completed=number + 1)
 
     def event(self, text: str, style: str = "") -> None:
         """Show a message: an action of the gate, a warning."""

@@ -10,7 +10,9 @@ def actor_resources(config: TrainConfig) -> dict[str, Resources]:
     """What an actor of each role takes."""
     cuda = config.model.device == "cuda" or pick_device(config.model.device).type == "cuda"
     engine = {"CPU": 1.0, "GPU": config.run.gpu_share} if cuda else {"CPU": 1.0}
-    return {"learner": engine, "rollout": engine, "judge": {"CPU": 1.0}, "evaluation": engine}
+    whole = {"CPU": 1.0, "GPU": 1.0} if cuda else engine  # NCCL wants a GPU for each of several
+    learner = engine if config.run.ranks == 1 else whole
+    return {"learner": learner, "rollout": engine, "judge": {"CPU": 1.0}, "evaluation": engine}
 
 
 def count_actors(config: TrainConfig) -> dict[str, int]:
@@ -30,7 +32,7 @@ def describe_placement(config: TrainConfig) -> str:
         if count
     ]
     judges = "; a judge runs beside its rollout worker" if config.run.loop == "async" else ""
-    return f"{config.run.ray}: {', '.join(roles)}; learner ranks close together{judges}"
+    return f"{config.run.ray}: {', '.join(roles)}; learner and evaluation close together{judges}"
 
 
 def describe_resources(resources: Resources) -> str:

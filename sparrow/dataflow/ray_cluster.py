@@ -1,8 +1,8 @@
 """Training on a Ray cluster: learner ranks, rollout workers and judges as actors.
 
     driver (`sparrow train`)  --> learner ranks           one placement group, FSDP2 between them
-    the first learner rank    --> rollout workers         a placement group each, with its judge
-                              --> the evaluation worker
+    the first learner rank    --> the evaluation worker   in the group of the ranks
+                              --> rollout workers         a placement group each, with its judge
 
 Ray says where each of them runs and when one has ended. What they say to each other is what they
 say without Ray: messages of asynchronous/messages.py, torch.distributed between ranks. Weights go
@@ -70,7 +70,7 @@ from sparrow.dataflow.placement import (
     count_actors,
     describe_resources,
 )
-from sparrow.dataflow.stopping import SIGNALS, GracefulShutdown, Stopped
+from sparrow.dataflow.stopping import SIGNALS, GracefulShutdown
 from sparrow.models.deltas import DTYPES
 from sparrow.schema.base import Record
 from sparrow.schema.train import TrainConfig
@@ -85,7 +85,7 @@ CONNECT_SECONDS = 10.0
 GRACE_SECONDS = 90.0  # for Ray to notice that a machine has ended, after a rank has noticed
 SLOW_SECONDS = 30.0  # without room for the ranks, before it is reported
 MOST_RESTARTS = 5  # of the ranks, without a step in between
-KEPT = 4  # versions of weights in the object store
+KEPT = 2  # versions of weights in the object store; an earlier one is put there again
 JUDGE_RETRIES = 3  # of a verdict, while its judge is restarted
 
 Arrays = dict[str, tuple[str, np.ndarray]]  # dtype and bits, by the name of a tensor
@@ -109,9 +109,12 @@ def train_on_ray(
 
     All machines need the run's folder, the model and the data under the same paths.
     """
-    driver = _Driver(config, callbacks or NoCallbacks(), stopping or GracefulShutdown(), report)
     with _cluster(config, report):
-        return driver.train()
+        if config.model.device == "auto":  # of the cluster, not of the driver's machine
+            device = "cuda" if ray.cluster_resources().get("GPU") else "cpu"
+            config = config.replace(model=config.model.replace(device=device))
+        shown = callbacks or NoCallbacks()
+        return _Driver(config, shown, stopping or GracefulShutdown(), report).train()
 
 
 @contextmanager
@@ -160,39 +163,41 @@ class _Driver:
         self.config, self.callbacks = config, callbacks
         self.stopping, self.report = stopping, report
         self.name = f"sparrow-{os.getpid()}-{time.time_ns():x}"  # of its placement groups
-        self.steps = 0  # that were shown
+        self.furthest = -1  # step that was shown
 
     def train(self) -> Path:
         """Start the ranks, again where one was lost, until they have ended."""
         restarts = 0
         while True:
-            before = self.steps
+            before = self.furthest
             try:
                 return self._attempt()
             except RankLost as error:
-                restarts = 1 if self.steps > before else restarts + 1
+                restarts = 1 if self.furthest > before else restarts + 1
                 if restarts > MOST_RESTARTS:
                     raise ValueError(f"the learner was lost {restarts} times: {error}") from error
                 text = f"{error}; all ranks start again from the last checkpoint"
                 self.callbacks.event(text, "yellow")
 
     def _attempt(self) -> Path:
-        ranks, each = self.config.run.ranks, actor_resources(self.config)["learner"]
-        group = placement_group([each] * ranks, strategy="PACK", name=self.name)
+        ranks, roles = self.config.run.ranks, actor_resources(self.config)
+        each, held = roles["learner"], count_actors(self.config).get("evaluation", 0)
+        bundles = [each] * ranks + [roles["evaluation"]] * held
+        group = placement_group(bundles, strategy="PACK", name=self.name)
         actors = list[ActorHandle]()
         try:
-            self._wait_for(group, ranks, each)
+            self._wait_for(group)
             for rank in range(ranks):
                 where = PlacementGroupSchedulingStrategy(group, rank)
                 actors.append(_actor(_LearnerRank, each, where, max_concurrency=4).remote())
             try:
                 host, port = _get(actors[0].rendezvous.remote())
-            except RayActorError as error:
+            except RayError as error:
                 raise RankLost(f"learner rank 0 ended: {_short(error)}") from error
             shared = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-            text = self.config.model_dump_json()
+            text, place = self.config.model_dump_json(), (os.getcwd(), sys.path)
             refs = [
-                actor.train.remote(text, self.name, sys.path, {**shared, "RANK": str(rank)})
+                actor.train.remote(text, self.name, place, {**shared, "RANK": str(rank)})
                 for rank, actor in enumerate(actors)
             ]
             return Path(self._watch(actors, refs))
@@ -201,15 +206,15 @@ class _Driver:
                 ray.kill(actor)
             self._remove_groups()
 
-    def _wait_for(self, group: PlacementGroup, ranks: int, each: Resources) -> None:
+    def _wait_for(self, group: PlacementGroup) -> None:
         begun, told = time.monotonic(), False
         while not group.wait(POLL_SECONDS):
             if self.stopping.requested:
-                raise Stopped("stopped while waiting for the cluster")
+                raise KeyboardInterrupt  # nothing has begun that could be saved
             if not told and time.monotonic() - begun > SLOW_SECONDS:
                 told, has = True, describe_resources(ray.available_resources())
-                wanted = f"{ranks} learner ranks of {describe_resources(each)} each"
-                text = f"waiting for room for {wanted}: free {has}"
+                wanted = " + ".join(map(describe_resources, group.bundle_specs))
+                text = f"waiting for room for the learner, {wanted}: free {has}"
                 self.callbacks.event(text, "yellow")
 
     def _watch(self, actors: Sequence[ActorHandle], refs: Sequence[Any]) -> str:
@@ -230,15 +235,15 @@ class _Driver:
     def _result(self, refs: Sequence[Any]) -> str:
         ended, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0)
         outcomes = {rank: _outcome(ref) for rank, ref in enumerate(refs) if ref in ended}
+        if isinstance(outcomes.get(0), str):  # the others have nothing left to do
+            return str(outcomes[0])
         for rank, outcome in outcomes.items():
-            if isinstance(outcome, RayActorError):
+            if isinstance(outcome, RayError) and not isinstance(outcome, RayTaskError):
                 raise RankLost(f"learner rank {rank} ended: {_short(outcome)}")
         for outcome in outcomes.values():
             if isinstance(outcome, RayTaskError):
                 raise outcome.cause if isinstance(outcome.cause, Exception) else outcome
-            if isinstance(outcome, Exception):
-                raise outcome
-        return str(outcomes[0])
+        raise RankLost("no learner rank has a result")
 
     def _show(self, first: ActorHandle) -> None:
         with suppress(RayError):  # its end is seen elsewhere
@@ -246,7 +251,8 @@ class _Driver:
                 if name == "report":
                     self.report(*words)
                     continue
-                self.steps += name == "step"
+                if name == "step":
+                    self.furthest = max(self.furthest, int(words[0]["step"]))
                 getattr(self.callbacks, name)(*words)
 
     def _remove_groups(self) -> None:
@@ -321,9 +327,11 @@ class _LearnerRank:
         with socket.create_server((host, 0)) as server:
             return host, server.getsockname()[1]
 
-    def train(self, text: str, name: str, path: list[str], environment: dict[str, str]) -> str:
+    def train(
+        self, text: str, name: str, place: tuple[str, list[str]], environment: dict[str, str]
+    ) -> str:
         os.environ.update(environment, LOCAL_RANK="0")  # Ray shows a rank its own GPU alone
-        sys.path[:] = path
+        _enter(*place)
         config, first = TrainConfig.model_validate_json(text), environment["RANK"] == "0"
         weights = _StoredWeights()
         with open_run(
@@ -348,6 +356,18 @@ class _LearnerRank:
         while waiting:
             calls.append(waiting.popleft())
         return calls
+
+
+def _enter(folder: str, path: Sequence[str]) -> None:
+    """Go where the driver is: relative paths and code are the same for all actors."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise ValueError(
+            f"run.ray: {socket.gethostname()} has no {folder}, where the run was started; start it "
+            "in a folder that all machines share"
+        ) from error
+    sys.path[:] = path
 
 
 # Rollout workers, as the first rank sees them.
@@ -390,7 +410,9 @@ def _tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
 class RayWorker:
     """A link to a worker actor, with a judge of its own beside it (`WorkerLink`).
 
-    Its placement group waits until the cluster has room for it.
+    The placement group of a rollout worker waits until the cluster has room for it; the worker of
+    the held-out rows has a bundle in the group of the learner, so that rollouts cannot take its
+    place.
     """
 
     def __init__(self, opening: Open, weights: _StoredWeights, name: str, report: Report) -> None:
@@ -398,20 +420,22 @@ class RayWorker:
         self.connection, self._signal = socket.socketpair()
         self._messages = queue.SimpleQueue[Record | WorkerLost]()
         config = TrainConfig.model_validate_json(opening.config)
-        each = actor_resources(config)
-        judged = self.role == "rollout"
-        bundles = [each[self.role], *([each["judge"]] if judged else [])]
-        name = f"{name}-{self.role}-{time.time_ns():x}"
-        self._group = placement_group(bundles, strategy="STRICT_PACK", name=name)
-        self._actors = list[ActorHandle]()
-        places = [PlacementGroupSchedulingStrategy(self._group, n) for n in range(len(bundles))]
+        each, place = actor_resources(config), os.getcwd()
+        judged, self._actors, self._sent = self.role == "rollout", list[ActorHandle](), 0
+        if judged:
+            bundles, name = [each[self.role], each["judge"]], f"{name}-{time.time_ns():x}"
+            self._group = placement_group(bundles, strategy="STRICT_PACK", name=name)
+            places = [PlacementGroupSchedulingStrategy(self._group, n) for n in range(2)]
+        else:
+            self._group = get_placement_group(name)
+            places = [PlacementGroupSchedulingStrategy(self._group, config.run.ranks)]
         if judged:
             options = {"max_restarts": -1, "max_task_retries": JUDGE_RETRIES}
             judges = _actor(_JudgeActor, each["judge"], places[1], **options)
-            self._actors.append(judges.remote(encode(opening)))
+            self._actors.append(judges.remote(encode(opening), place))
         judge = self._actors[0] if judged else None
         workers = _actor(_WorkerActor, each[self.role], places[0])
-        self._worker = workers.remote(encode(opening), judge)
+        self._worker = workers.remote(encode(opening), judge, place)
         self._actors.append(self._worker)
         threading.Thread(target=self._listen, name="sparrow-ray-worker", daemon=True).start()
 
@@ -440,7 +464,9 @@ class RayWorker:
         weights = None
         if isinstance(message, LoadWeights | EvaluateStep) and message.file:
             weights = self._weights.ref(_version(message), message.file)
-        self._worker.send.remote(encode(message), weights)  # its end is seen by the listener
+        # Its end is seen by the listener. Calls may overtake each other, so they have numbers.
+        self._worker.send.remote(self._sent, encode(message), weights)
+        self._sent += 1
 
     def receive(self) -> Record:
         self.connection.recv(1)
@@ -453,8 +479,9 @@ class RayWorker:
         for actor in self._actors:
             with suppress(RayError):
                 ray.kill(actor)
-        with suppress(RayError):
-            remove_placement_group(self._group)
+        if self.role == "rollout":
+            with suppress(RayError):
+                remove_placement_group(self._group)
         self.connection.close()
         self._signal.close()
 
@@ -483,12 +510,14 @@ class _ActorChannel:
 class _WorkerActor:
     """A rollout worker, or the one that answers the held-out rows."""
 
-    def __init__(self, opening: bytes, judge: ActorHandle | None) -> None:
+    def __init__(self, opening: bytes, judge: ActorHandle | None, folder: str) -> None:
         message = decode_frame(opening)
         assert isinstance(message, Open)
-        self._opening, self._judge, self._channel = message, judge, _ActorChannel()
+        self._opening, self._judge, self._folder = message, judge, folder
+        self._channel = _ActorChannel()
         self._task: asyncio.Task[None] | None = None
-        self._ended: BaseException | None = None
+        self._waiting: dict[int, tuple[Record, Arrays | None]] = {}  # by number
+        self._taken = 0
 
     async def messages(self) -> list[bytes]:
         """Wait for messages of the worker."""
@@ -503,20 +532,38 @@ class _WorkerActor:
             raise RuntimeError("the worker has ended")
         return [first.result(), *(leaving.get_nowait() for _ in range(leaving.qsize()))]
 
-    async def send(self, frame: bytes, weights: Arrays | None) -> None:
-        message = decode_frame(frame)
-        if weights is not None and isinstance(message, LoadWeights | EvaluateStep):
-            self._channel.stored[_version(message)] = weights
-        await self._channel.arriving.put(message)
+    async def send(self, number: int, frame: bytes, weights: Arrays | None) -> None:
+        """Take a message in the order of their numbers."""
+        self._waiting[number] = decode_frame(frame), weights
+        while self._taken in self._waiting:
+            message, weights = self._waiting.pop(self._taken)
+            self._taken += 1
+            if weights is not None and isinstance(message, LoadWeights | EvaluateStep):
+                self._channel.stored[_version(message)] = weights
+            self._channel.arriving.put_nowait(message)
 
     async def _run(self) -> None:
+        """Work until it is killed, or say why it ends."""
+        try:
+            await self._serve()
+        except Exception as error:  # of user code too: the coordinator reports it
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            reason = f"{type(error).__name__}: {_short(error)}"
+            await self._channel.send(WorkerFailed(reason=reason, fatal=False))
+            await asyncio.Event().wait()  # until it is killed
+
+    async def _serve(self) -> None:
         channel, opening = self._channel, self._opening
         judge = None if self._judge is None else RayJudge(self._judge)
         try:
+            _enter(self._folder, opening.path)
             if self._judge is not None:
                 await self._judge.ready.remote()
             side = open_side(opening, judge)
         except (ValueError, OSError, ImportError, RayActorError) as error:
+            if isinstance(error, RayActorError) and not error.actor_init_failed:
+                raise
             await channel.send(WorkerFailed(reason=_last_line(error), fatal=True))
             await asyncio.Event().wait()  # until it is killed
             return
@@ -534,10 +581,10 @@ class _WorkerActor:
 class _JudgeActor:
     """Verdicts for a rollout worker, by a reward function in processes that can be killed."""
 
-    def __init__(self, frame: bytes) -> None:
+    def __init__(self, frame: bytes, folder: str) -> None:
         opening = decode_frame(frame)
         assert isinstance(opening, Open)
-        sys.path[:] = opening.path
+        _enter(folder, opening.path)
         config = TrainConfig.model_validate_json(opening.config)
         self._judge = open_judge(config.data, open_rows(config.data, seed=config.run.seed))
 

@@ -12,9 +12,9 @@ every rank receives every other's, padded to the largest. So large objects are e
 step: trajectories without hidden states (about 20 bytes a token), and scores of the dense policy
 (12 bytes a token). Everything else is flags and sums.
 
-This is the only pickle between our processes. Who can send one can run code in every rank, so ranks
-must trust each other: they are one program, started by one torchrun for one user, and a trust
-boundary lies around them, none between them. torch.distributed has no password: the rendezvous
+Who can send a pickle can run code in every rank, so ranks must trust each other: they are one
+program, started by one torchrun or one driver of a Ray cluster for one user, and a trust boundary
+lies around them, none between them. torch.distributed has no password: the rendezvous
 (MASTER_ADDR, MASTER_PORT) and the ports that ranks open to each other must not be reachable by
 anybody else. One machine, or a network of the job's own.
 """

@@ -418,7 +418,7 @@ class Coordinator:
     def _close_files(self) -> None:
         """Keep the latest weights, for a worker that starts again, and those still to be read."""
         waiting = set(self._evaluations)
-        local = [worker.version for worker in self.rollout_workers if worker.remote is None]
+        local = [w.version for w in self.rollout_workers if w.remote is None and w.is_open]
         least = min((-1 if version is None else version for version in local), default=2**31)
         for version in [v for v in self._files if v < min(least, max(self._files))]:
             if version not in waiting:

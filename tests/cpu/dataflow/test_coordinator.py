@@ -140,6 +140,21 @@ def test_weights_that_come_while_a_worker_loads_older_ones_reach_it(play: Any) -
     assert [message.version for message in second.messages(LoadWeights)] == [1, 2]
 
 
+def test_weights_are_not_kept_for_a_worker_that_has_not_begun(play: Any) -> None:
+    """On a cluster one may wait for room all the time; it gets the latest when it opens."""
+    own = play(workers=2)
+    first, late = own.open(), own.worker("rollout", 1)
+    for version in (1, 2, 3):
+        own.coordinator.dispatcher.step = version  # that many were learnt
+        own.coordinator.load_weights(WEIGHTS, version)
+        until(lambda v=version: len(first.messages(LoadWeights)) == v)
+        first.say(WeightsLoaded(version=version, seconds=0.0, tokens=0))
+        until(lambda v=version: own.coordinator.dispatcher.version == v)
+    until(lambda: len(own.coordinator._files) == 1)
+    late.say(Opened(header="", isolation=None))
+    until(lambda: [m.version for m in late.messages(LoadWeights)] == [3])
+
+
 def test_evaluations_are_made_one_at_a_time_in_their_order(play: Any) -> None:
     own = play()
     coordinator = own.coordinator

@@ -1,6 +1,7 @@
 """A Ray cluster of two nodes on this machine: the bits of the synchronous loop, and what becomes of
 a run whose node, judge and learner rank are killed."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import torch
 from support.training import Hears, metrics, row_config, trained
 
 from sparrow import api
+from sparrow.dataflow.asynchronous.messages import LoadWeights, Open, encode
 from sparrow.dataflow.local.messages import EpisodeFailed
 from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 from sparrow.models import load
@@ -25,7 +27,7 @@ pytest.importorskip("ray")
 
 from ray.cluster_utils import Cluster
 
-from sparrow.dataflow.ray_cluster import train_on_ray
+from sparrow.dataflow.ray_cluster import _WorkerActor, train_on_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WORKERS = 4  # CPUs of the second node: two rollout workers with their judges
@@ -179,3 +181,17 @@ def test_a_setting_that_a_worker_refuses_ends_the_run(
     with pytest.raises(EpisodeFailed, match="no_such_function"):
         train_on_ray(config)
     cluster.remove_node(node)
+
+
+def test_messages_that_overtake_each_other_are_taken_in_order(tmp_path: Path) -> None:
+    """As Ray may run calls of an actor; here without Ray."""
+    opening = Open(role="rollout", config="{}", path=(), threads=None)
+
+    async def taken() -> list[Any]:
+        actor = _WorkerActor(encode(opening), None, str(tmp_path))
+        loads = [LoadWeights(version=n, file="x", in_flight="keep") for n in range(3)]
+        for number in (2, 0, 1):
+            await actor.send(number, encode(loads[number]), {})
+        return [actor._channel.arriving.get_nowait() for _ in loads]
+
+    assert [message.version for message in asyncio.run(taken())] == [0, 1, 2]
