@@ -6,8 +6,8 @@ python bench/async_arms.py staleness runs/small --model small --device cuda --jo
 python bench/async_arms.py staleness --read bench/FILE
 
 staleness: the synchronous loop, and staleness 1 to 8. data: data algorithms at staleness 2 on 32
-rows that repeat: every group; informative groups; with replay; with GRESO. `tiny` and `small` are
-trained as the shipped models were, from before their last RL; rollouts are dense. On a CPU each of
+rows that repeat: every group; informative groups; with replay; with GRESO. Runs
+start from `tiny` or `small`; rollouts are dense. On a CPU each of
 `--jobs` runs has cores of its own, of an asynchronous run each side half of them; on a GPU all
 share it, so times compare runs of one command alone. Every seed has rows and draws of its own,
 evaluations are the same (temperature 1, not part of the time). A line of FILE is a run.

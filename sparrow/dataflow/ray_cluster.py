@@ -146,7 +146,7 @@ def _cluster(config: TrainConfig, report: Report) -> Iterator[None]:
 
 
 def _require_reachable(address: str) -> None:
-    """ValueError for an address where nobody listens; Ray itself tries for a quarter of an hour."""
+    """ValueError for an address where nobody listens; Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host:
         return  # auto: it finds out by itself
@@ -294,7 +294,7 @@ def _last_line(error: Exception) -> str:
 # Learner ranks.
 
 
-class _Calls(Callbacks):
+class _QueuedCallbacks(Callbacks):
     """Callbacks that wait until the driver takes them."""
 
     def __init__(self) -> None:
@@ -319,7 +319,7 @@ class _LearnerRank:
     """Trains in one of several threads, so that it can be asked meanwhile."""
 
     def __init__(self) -> None:
-        self._stopping, self._calls = GracefulShutdown(), _Calls()
+        self._stopping, self._calls = GracefulShutdown(), _QueuedCallbacks()
 
     def rendezvous(self) -> tuple[str, int]:
         """Host and port where the ranks meet."""
@@ -382,7 +382,7 @@ class _StoredWeights:
     def ref(self, version: int, file: str) -> Any:
         if version not in self._refs:
             arrays: Arrays = {
-                name: (str(tensor.dtype).removeprefix("torch."), _bits(tensor))
+                name: (str(tensor.dtype).removeprefix("torch."), _to_array(tensor))
                 for name, tensor in read_weights(file)
             }
             kept = list(self._refs.items())[-(KEPT - 1) :]
@@ -394,13 +394,13 @@ def _version(message: LoadWeights | EvaluateStep) -> int:
     return message.version if isinstance(message, LoadWeights) else message.step
 
 
-def _bits(tensor: torch.Tensor) -> np.ndarray:
+def _to_array(tensor: torch.Tensor) -> np.ndarray:
     """A tensor as an array of integers: numpy has no bfloat16, and Ray no fast way for tensors."""
     size = tensor.element_size()
     return tensor.view({2: torch.int16, 4: torch.int32}[size]).numpy()
 
 
-def _tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+def _to_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
     """Tensors that share memory with Ray's object store; they must not be written."""
     return {
         name: torch.from_numpy(bits).view(DTYPES[dtype]) for name, (dtype, bits) in arrays.items()
@@ -421,22 +421,20 @@ class RayWorker:
         self._messages = queue.SimpleQueue[Record | WorkerLost]()
         config = TrainConfig.model_validate_json(opening.config)
         each, place = actor_resources(config), os.getcwd()
-        judged, self._actors, self._sent = self.role == "rollout", list[ActorHandle](), 0
-        if judged:
+        self._sent, self._judge = 0, None
+        if self.role == "rollout":
             bundles, name = [each[self.role], each["judge"]], f"{name}-{time.time_ns():x}"
             self._group = placement_group(bundles, strategy="STRICT_PACK", name=name)
-            places = [PlacementGroupSchedulingStrategy(self._group, n) for n in range(2)]
-        else:
-            self._group = get_placement_group(name)
-            places = [PlacementGroupSchedulingStrategy(self._group, config.run.ranks)]
-        if judged:
             options = {"max_restarts": -1, "max_task_retries": JUDGE_RETRIES}
-            judges = _actor(_JudgeActor, each["judge"], places[1], **options)
-            self._actors.append(judges.remote(encode(opening), place))
-        judge = self._actors[0] if judged else None
-        workers = _actor(_WorkerActor, each[self.role], places[0])
-        self._worker = workers.remote(encode(opening), judge, place)
-        self._actors.append(self._worker)
+            where = PlacementGroupSchedulingStrategy(self._group, 1)
+            judges = _actor(_JudgeActor, each["judge"], where, **options)
+            self._judge = judges.remote(encode(opening), place)
+            bundle = 0
+        else:
+            self._group, bundle = get_placement_group(name), config.run.ranks
+        where = PlacementGroupSchedulingStrategy(self._group, bundle)
+        workers = _actor(_WorkerActor, each[self.role], where)
+        self._worker = workers.remote(encode(opening), self._judge, place)
         threading.Thread(target=self._listen, name="sparrow-ray-worker", daemon=True).start()
 
     def _listen(self) -> None:
@@ -476,11 +474,10 @@ class RayWorker:
         return message
 
     def close(self) -> None:
-        for actor in self._actors:
-            with suppress(RayError):
-                ray.kill(actor)
-        if self.role == "rollout":
-            with suppress(RayError):
+        with suppress(RayError):
+            ray.kill(self._worker)
+            if self._judge is not None:
+                ray.kill(self._judge)
                 remove_placement_group(self._group)
         self.connection.close()
         self._signal.close()
@@ -504,7 +501,7 @@ class _ActorChannel:
         await self.leaving.put(encode(message))
 
     def weights(self, message: LoadWeights) -> Mapping[str, torch.Tensor]:
-        return _tensors(self.stored.pop(message.version))
+        return _to_tensors(self.stored.pop(message.version))
 
 
 class _WorkerActor:
@@ -524,13 +521,7 @@ class _WorkerActor:
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         leaving = self._channel.leaving
-        first = asyncio.create_task(leaving.get())
-        await asyncio.wait([first, self._task], return_when=asyncio.FIRST_COMPLETED)
-        if not first.done():
-            first.cancel()
-            self._task.result()
-            raise RuntimeError("the worker has ended")
-        return [first.result(), *(leaving.get_nowait() for _ in range(leaving.qsize()))]
+        return [await leaving.get(), *(leaving.get_nowait() for _ in range(leaving.qsize()))]
 
     async def send(self, number: int, frame: bytes, weights: Arrays | None) -> None:
         """Take a message in the order of their numbers."""
@@ -574,7 +565,7 @@ class _WorkerActor:
             message = await channel.receive()
             assert isinstance(message, EvaluateStep)
             stored = channel.stored.pop(message.step, None)
-            weights = None if stored is None else _tensors(stored)
+            weights = None if stored is None else _to_tensors(stored)
             await channel.send(await asyncio.to_thread(evaluate_step, side, message, weights))
 
 

@@ -152,7 +152,8 @@ def test_weights_are_not_kept_for_a_worker_that_has_not_begun(play: Any) -> None
         until(lambda v=version: own.coordinator.dispatcher.version == v)
     until(lambda: len(own.coordinator._files) == 1)
     late.say(Opened(header="", isolation=None))
-    until(lambda: [m.version for m in late.messages(LoadWeights)] == [3])
+    until(lambda: late.messages(LoadWeights))
+    assert [message.version for message in late.messages(LoadWeights)] == [3]
 
 
 def test_evaluations_are_made_one_at_a_time_in_their_order(play: Any) -> None:
