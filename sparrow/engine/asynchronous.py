@@ -25,9 +25,7 @@ from sparrow.engine.weights import Items
 from sparrow.schema.sampling import Completion, SamplingParams
 
 T = TypeVar("T")
-# A burst of commands ends after this many seconds without one, for each that has come; at most so
-# many: an event loop that reads hundreds of requests pauses between them. And after BURST at most.
-QUIET, MOST_QUIET, BURST = 0.002, 0.01, 0.25
+QUIET, BURST = 0.002, 0.05  # seconds without a command that end a burst; of a burst, at most
 
 Command = tuple[Callable[[], Any], Future[Any]]  # what to do between steps, and who waits for it
 # Where the outputs of a request go; an error is the last.
@@ -213,19 +211,17 @@ class AsyncEngine:
         An engine that was idle first waits for the rest of a burst: prompts that come together
         are computed together.
         """
-        until, arrived = 0.0, 0
+        until = 0.0
         while True:
             waits = self._engine.idle or self._engine.asleep
             if not waits and self._commands.empty() and time.monotonic() >= until:
                 return True
             try:
-                quiet = min(QUIET * arrived, MOST_QUIET)
-                command = self._commands.get(timeout=None if waits else quiet)
+                command = self._commands.get(timeout=None if waits else QUIET)
             except Empty:
                 return True
             if waits:
-                until, arrived = time.monotonic() + BURST, 0
-            arrived += 1
+                until = time.monotonic() + BURST
             if command is None:
                 return False
             work, future = command

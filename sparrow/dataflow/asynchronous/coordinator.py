@@ -135,6 +135,7 @@ class Coordinator:
         self._started = 0  # prompts, each counted once
         self._watched: dict[int, int] = {}  # answers for the gate, by position of a prompt
         self._files: dict[int, WeightsFile] = {}  # by version
+        self._spare: WeightsFile | None = None  # that nobody reads, to be written again
         self._evaluations: dict[int, EvaluateStep] = {}  # that have not ended, by step
         self._ended: list[tuple[int, Evaluation]] = []
         self._failures = 0  # prompts in a row that failed too often
@@ -158,9 +159,16 @@ class Coordinator:
     def started(self) -> bool:
         return self._thread is not None
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+    def load_weights(
+        self, weights: Mapping[str, torch.Tensor], version: int, dtype: torch.dtype
+    ) -> None:
         """Give weights to the workers, which go on meanwhile."""
-        file = WeightsFile(weights, version)
+        with self._changed:
+            file, self._spare = self._spare, None
+        if file is None:
+            file = WeightsFile(weights, version, dtype)
+        else:
+            file.rewrite(weights, version, dtype)
         if self.versions is not None:
             self.versions.publish(file)
         with self._changed:
@@ -267,9 +275,10 @@ class Coordinator:
         if self._thread is not None:
             self._thread.join()
             self.dispatcher.release()
-        for file in self._files.values():
+        for file in (*self._files.values(), *([self._spare] if self._spare else [])):
             file.close()
         self._files.clear()
+        self._spare = None
 
     def _raise_failure(self) -> None:
         if isinstance(self._failure, ValueError | RuntimeError):  # the loop saves a checkpoint
@@ -421,7 +430,11 @@ class Coordinator:
         local = [w.version for w in self.rollout_workers if w.remote is None and w.is_open]
         least = min((-1 if version is None else version for version in local), default=2**31)
         for version in [v for v in self._files if v < min(least, max(self._files))]:
-            if version not in waiting:
+            if version in waiting:
+                continue
+            if self._spare is None and self.versions is None:  # which keeps what it has read
+                self._spare = self._files.pop(version)
+            else:
                 self._files.pop(version).close()
 
     def _end(self, worker: ConnectedWorker, message: GroupEnded) -> None:

@@ -198,16 +198,14 @@ class AsyncRolloutSide(RolloutProtocol):
     ) -> None:
         """Send weights to the worker, without waiting for it."""
         assert adapter is None, "refused by the configuration"
-        copies = {name: weight.to("cpu", self.dtype) for name, weight in weights.items()}
-        self.coordinator.load_weights(copies, version)
+        self.coordinator.load_weights(weights, version, self.dtype)
         self._learnt = version
 
     def publish(self, weights: Mapping[str, torch.Tensor], model: Decoder) -> None:
         """Keep the weights that the run starts from for workers of other machines."""
         assert self.coordinator.versions is not None
-        copies = {name: weight.to("cpu", self.dtype) for name, weight in weights.items()}
         self.coordinator.model = model
-        file = WeightsFile(copies, 0)
+        file = WeightsFile(weights, 0, self.dtype)
         self.coordinator.versions.publish(file)
         file.close()
 

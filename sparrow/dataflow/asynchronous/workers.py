@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from mmap import mmap
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -146,11 +147,13 @@ class WeightsFile:
     """Weights of one version for other processes, in memory; gone with this process.
 
     A file without a name, which children of the same user open through /proc; where the system has
-    none, a temporary one.
+    none, a temporary one. Tensors of a device are copied straight into it. Fresh memory costs most
+    of the time of writing gigabytes: `rewrite` uses that of a version which nobody reads any more.
     """
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        self.version = version
+    def __init__(
+        self, weights: Mapping[str, torch.Tensor], version: int, dtype: torch.dtype | None = None
+    ) -> None:
         self._temporary: Path | None = None
         if hasattr(os, "memfd_create"):
             self._descriptor = os.memfd_create(f"sparrow weights {version}")
@@ -158,27 +161,34 @@ class WeightsFile:
         else:
             self._descriptor, self.path = tempfile.mkstemp(suffix=".safetensors")
             self._temporary = Path(self.path)
-        with open(self._descriptor, "wb", closefd=False) as file:
-            _write(file, weights)
+        self.rewrite(weights, version, dtype)
+
+    def rewrite(
+        self, weights: Mapping[str, torch.Tensor], version: int, dtype: torch.dtype | None = None
+    ) -> None:
+        """Write a safetensors file in one pass; dtype: of all tensors, if not their own."""
+        self.version = version
+        header, end = dict[str, Any](), 0
+        items = sorted(weights.items(), key=lambda item: -item[1].itemsize)  # aligned, then
+        for name, weight in items:
+            stored = dtype or weight.dtype
+            start, end = end, end + weight.numel() * stored.itemsize
+            span = {"shape": [*weight.shape], "data_offsets": [start, end]}
+            header[name] = {"dtype": _NAMES[stored], **span}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        head = len(text).to_bytes(8, "little") + text
+        os.ftruncate(self._descriptor, len(head) + end)
+        data = torch.frombuffer(mmap(self._descriptor, len(head) + end), dtype=torch.uint8)
+        data[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        for name, weight in items:
+            start, end = (len(head) + offset for offset in header[name]["data_offsets"])
+            data[start:end].view(dtype or weight.dtype).view(weight.shape).copy_(weight)
 
     def close(self) -> None:
         os.close(self._descriptor)
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
-
-
-def _write(file: BinaryIO, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write a safetensors file in one pass; the library makes two copies in memory first."""
-    header, end = dict[str, Any](), 0
-    for name, weight in weights.items():
-        start, end = end, end + weight.nbytes
-        dtype = _NAMES[weight.dtype]
-        header[name] = {"dtype": dtype, "shape": [*weight.shape], "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for weight in weights.values():
-        file.write(weight.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def read_weights(file: str | Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -127,13 +127,13 @@ def test_weights_that_come_while_a_worker_loads_older_ones_reach_it(play: Any) -
     for started in first.messages(StartGroup):
         own.end(first, started)
     assert own.coordinator.next_batch(lambda: False) is not None
-    own.coordinator.load_weights(WEIGHTS, 1)
+    own.coordinator.load_weights(WEIGHTS, 1, torch.float32)
     until(lambda: first.messages(LoadWeights))
     first.say(None)
     second = own.open(number=1)
     until(lambda: second.messages(LoadWeights))
     own.coordinator.dispatcher.step = 2  # a step that was learnt meanwhile
-    own.coordinator.load_weights(WEIGHTS, 2)
+    own.coordinator.load_weights(WEIGHTS, 2, torch.float32)
     for version in (1, 2):
         second.say(WeightsLoaded(version=version, seconds=0.0, tokens=0))
     until(lambda: len(second.messages(StartGroup)) == 2)
@@ -146,11 +146,13 @@ def test_weights_are_not_kept_for_a_worker_that_has_not_begun(play: Any) -> None
     first, late = own.open(), own.worker("rollout", 1)
     for version in (1, 2, 3):
         own.coordinator.dispatcher.step = version  # that many were learnt
-        own.coordinator.load_weights(WEIGHTS, version)
+        own.coordinator.load_weights(WEIGHTS, version, torch.float32)
         until(lambda v=version: len(first.messages(LoadWeights)) == v)
         first.say(WeightsLoaded(version=version, seconds=0.0, tokens=0))
         until(lambda v=version: own.coordinator.dispatcher.version == v)
     until(lambda: len(own.coordinator._files) == 1)
+    files = [message.file for message in first.messages(LoadWeights)]
+    assert files[2] == files[0] != files[1]  # the memory of a version that is not read any more
     late.say(Opened(header="", isolation=None))
     until(lambda: late.messages(LoadWeights))
     assert [message.version for message in late.messages(LoadWeights)] == [3]
@@ -273,7 +275,7 @@ def test_a_worker_that_is_behind_gets_prompts_while_they_can_be_used(play: Any) 
     until(lambda: starts(slow) == [3])
     own.end(slow, slow.messages(StartGroup)[0])
     assert own.coordinator.next_batch(lambda: False) is not None
-    own.coordinator.load_weights(WEIGHTS, 1)
+    own.coordinator.load_weights(WEIGHTS, 1, torch.float32)
     first = own.open()
     until(lambda: starts(first) == [0] and first.messages(LoadWeights))
     first.say(WeightsLoaded(version=1, seconds=0.0, tokens=0))
