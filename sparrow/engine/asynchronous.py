@@ -25,7 +25,9 @@ from sparrow.engine.weights import Items
 from sparrow.schema.sampling import Completion, SamplingParams
 
 T = TypeVar("T")
-QUIET, BURST = 0.002, 0.05  # seconds without a command that end a burst; of a burst, at most
+# A burst of commands ends after this many seconds without one, for each that has come; at most so
+# many: an event loop that reads hundreds of requests pauses between them. And after BURST at most.
+QUIET, MOST_QUIET, BURST = 0.002, 0.01, 0.25
 
 Command = tuple[Callable[[], Any], Future[Any]]  # what to do between steps, and who waits for it
 # Where the outputs of a request go; an error is the last.
@@ -211,17 +213,19 @@ class AsyncEngine:
         An engine that was idle first waits for the rest of a burst: prompts that come together
         are computed together.
         """
-        until = 0.0
+        until, arrived = 0.0, 0
         while True:
             waits = self._engine.idle or self._engine.asleep
             if not waits and self._commands.empty() and time.monotonic() >= until:
                 return True
             try:
-                command = self._commands.get(timeout=None if waits else QUIET)
+                quiet = min(QUIET * arrived, MOST_QUIET)
+                command = self._commands.get(timeout=None if waits else quiet)
             except Empty:
                 return True
             if waits:
-                until = time.monotonic() + BURST
+                until, arrived = time.monotonic() + BURST, 0
+            arrived += 1
             if command is None:
                 return False
             work, future = command

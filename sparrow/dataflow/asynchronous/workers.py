@@ -183,7 +183,8 @@ class WeightsFile:
         data[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         for name, weight in items:
             start, end = (len(head) + offset for offset in header[name]["data_offsets"])
-            data[start:end].view(dtype or weight.dtype).view(weight.shape).copy_(weight)
+            stored = weight.to(dtype or weight.dtype)  # there: copy_ converts on the CPU
+            data[start:end].view(stored.dtype).view(weight.shape).copy_(stored)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -191,7 +191,7 @@ class LearnerSide(LearnerProtocol):
     def host_model(self) -> Decoder:
         """A copy in host memory, in the dtype of products; a collective call on all ranks."""
         policy, named = self.learner.policy, self.learner.named_weights()
-        host = {name: weight.to("cpu", policy.dtype) for name, weight in named.items()}
+        host = {name: weight.to(policy.dtype).cpu() for name, weight in named.items()}
         return with_weights(policy.model, host)
 
     def state(self) -> dict[str, Any]:

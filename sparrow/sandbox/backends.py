@@ -1,0 +1,29 @@
+"""Sandboxes by name: tested first, and refused if an attack gets through; none replaces another."""
+
+from sparrow.sandbox.base import Sandbox, SandboxRefused
+from sparrow.sandbox.bubblewrap import Bubblewrap
+from sparrow.sandbox.selftest import self_test
+from sparrow.sandbox.unsafe import Unsafe
+from sparrow.schema.code import SandboxName
+
+
+def open_sandbox(name: SandboxName, python: str | None = None, *, test: bool = True) -> Sandbox:
+    """Open a sandbox; SandboxRefused says what is missing or what gets through.
+
+    test: False where the caller knows that the same backend passed on this machine.
+    """
+    if name == "unsafe":  # asked for by that word
+        return Unsafe(python)
+    try:
+        sandbox: Sandbox = Bubblewrap(python)
+        if test:
+            self_test(sandbox)
+    except SandboxRefused as error:
+        raise SandboxRefused(f"{error}. {ADVICE}") from error
+    return sandbox
+
+
+ADVICE = (
+    "data.code.sandbox chooses another: wasm needs no privilege; unsafe runs programs without "
+    "isolation, for those that you trust"
+)

@@ -1,0 +1,259 @@
+"""A program in a sandbox: its limits, the exchange with it, and how it ended.
+
+    sandbox = open_sandbox("bwrap")                       # backends.py; tested, or refused
+    outcome = sandbox.start(source, "script", Limits()).finish(b"input")
+
+A backend starts `inside.py` in isolation with pipes as stdin, stdout and stderr. Everything else is
+here: output is capped, the wall clock is a backstop, and CPU time alone decides what was too slow.
+"""
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+INSIDE = Path(__file__).with_name("inside.py")
+CHUNK = 1 << 16
+NOBODY = 65534
+POLL_SECONDS = 0.5
+# Exit codes of a program that was killed by its limit of CPU time; it may ignore the first signal.
+OUT_OF_CPU = (-signal.SIGXCPU, -signal.SIGKILL, 128 + signal.SIGXCPU, 128 + signal.SIGKILL)
+CHILD = re.compile(rb'"child-pid": (\d+)')  # in bwrap's status
+
+Mode = Literal["script", "calls", "tests"]
+Ending = Literal["exited", "time", "wall", "output"]
+
+
+class SandboxRefused(ValueError):
+    """A backend that is not there, does not work here, or lets an attack through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a program may use.
+
+    cpu_seconds: of its process, system time included
+    wall_seconds: a backstop against programs that sleep; load must not reach it
+    output_bytes: of stdout and stderr together, before it is killed
+    scratch_bytes: of a writable /tmp; 0: it can write nowhere
+    """
+
+    cpu_seconds: int = 10
+    wall_seconds: float = 60.0
+    memory_bytes: int = 512 << 20
+    output_bytes: int = 1 << 18
+    scratch_bytes: int = 0
+    threads: int = 32
+
+
+class Outcome(NamedTuple):
+    """How a program ended. code: of its exit; negative or above 128: a signal."""
+
+    ending: Ending
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def problem(self) -> str:
+        """What was wrong in a few words; empty: it exited with 0."""
+        if self.ending != "exited":
+            return {"time": "out of CPU time", "wall": "out of wall time"}.get(
+                self.ending, "too much output"
+            )
+        if not self.code:
+            return ""
+        lines = self.stderr.decode(errors="replace").strip().splitlines()
+        return f"exit code {self.code}" + (f": {lines[-1]:.200}" if lines else "")
+
+
+class Running:
+    """A started program, and what it has written.
+
+    status: a descriptor to read bwrap's status from, which names the first process inside; killing
+    that one ends all of them. None: the process and its group are killed. remove: a file that
+    nobody needs once it has ended.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        limits: Limits,
+        *,
+        status: int | None = None,
+        remove: Path | None = None,
+    ) -> None:
+        self._process, self._limits, self._status = process, limits, status
+        self._remove = remove
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._stdin, self._streams = process.stdin, (process.stdout, process.stderr)
+        self._written = {stream: bytearray() for stream in self._streams}
+        self._pending = b""
+        self._closing = False
+        self._total = 0
+        self._until = time.monotonic() + limits.wall_seconds
+        self._ending: Ending = "exited"
+        self._selector = selectors.DefaultSelector()
+        for stream in self._streams:
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ)
+        os.set_blocking(self._stdin.fileno(), False)
+
+    def send(self, data: bytes) -> None:
+        """Write to its stdin, as it reads."""
+        self._pending += data
+        self._watch_stdin()
+
+    def read_line(self) -> bytes | None:
+        """The next line of its stdout; None if it ended, or was killed, before the end of one."""
+        stdout = self._written[self._streams[0]]
+        while b"\n" not in stdout:
+            if not self._pump():
+                return None
+        line, _, rest = bytes(stdout).partition(b"\n")
+        stdout[:] = rest
+        self._total -= len(line)  # lines that were read are no longer held
+        return line
+
+    def finish(self, stdin: bytes = b"") -> Outcome:
+        """Give it the rest of its input, wait for its end, and collect its output."""
+        self._closing = True
+        self.send(stdin)
+        while self._pump():
+            pass
+        return self.end()
+
+    def end(self) -> Outcome:
+        """Kill it, if it still runs; how it ended."""
+        if self._process.returncode is None and self._selector.get_map():
+            self._stop()
+        code = self._process.wait()
+        self._selector.close()
+        if self._status is not None:
+            os.close(self._status)
+        if self._remove is not None:
+            self._remove.unlink(missing_ok=True)
+        for stream in (self._stdin, *self._streams):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        if self._ending == "exited" and code in OUT_OF_CPU:
+            self._ending = "time"
+        stdout, stderr = (bytes(self._written[stream]) for stream in self._streams)
+        return Outcome(self._ending, code, stdout, stderr)
+
+    def _pump(self) -> bool:
+        """Move what can be moved; False when all of its output has come, or it was killed."""
+        if not any(stream in self._selector.get_map() for stream in self._streams):
+            return False
+        left = self._until - time.monotonic()
+        if left <= 0:
+            return self._stop("wall")
+        for key, _ in self._selector.select(min(left, POLL_SECONDS)):
+            if key.fileobj is self._stdin:
+                self._write()
+            elif not self._read(key.fileobj):
+                return self._stop("output")
+        return True
+
+    def _read(self, stream: Any) -> bool:
+        data = os.read(stream.fileno(), CHUNK)
+        if not data:
+            self._selector.unregister(stream)
+            return True
+        self._written[stream] += data
+        self._total += len(data)
+        return self._total <= self._limits.output_bytes
+
+    def _write(self) -> None:
+        try:
+            written = os.write(self._stdin.fileno(), self._pending[:CHUNK])
+            self._pending = self._pending[written:]
+        except BrokenPipeError:  # it reads no further
+            self._pending, self._closing = b"", True
+        self._watch_stdin()
+
+    def _watch_stdin(self) -> None:
+        if self._stdin.closed:
+            return
+        watched = self._stdin in self._selector.get_map()
+        if self._pending and not watched:
+            self._selector.register(self._stdin, selectors.EVENT_WRITE)
+        elif not self._pending:
+            if watched:
+                self._selector.unregister(self._stdin)
+            if self._closing:
+                self._stdin.close()
+
+    def _stop(self, ending: Ending = "exited") -> bool:
+        self._ending = ending
+        found = b"" if self._status is None else os.read(self._status, CHUNK)
+        if (first := CHILD.search(found)) is not None:
+            kill(int(first[1]))
+        else:
+            kill(-self._process.pid)
+        for stream in [key.fileobj for key in self._selector.get_map().values()]:
+            self._selector.unregister(stream)
+        return False
+
+
+class Sandbox(ABC):
+    """A way to run Python programs in isolation.
+
+    isolation: for people: the backend and its layers.
+    """
+
+    name: str
+    isolation: str
+
+    @abstractmethod
+    def start(self, source: str, mode: Mode, limits: Limits) -> Running:
+        """Start a program; ValueError if that fails."""
+
+
+def popen(words: list[str], **settings: Any) -> subprocess.Popen[bytes]:
+    """Start a process with pipes, an empty environment and no other descriptor."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        words,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        env={"PYTHONHASHSEED": "0"},
+        cwd="/",
+        start_new_session=True,
+        **settings,
+    )
+
+
+def data_descriptor(data: bytes) -> int:
+    """A descriptor to read data from."""
+    descriptor = os.memfd_create("sparrow sandbox")
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def kill(pid: int) -> None:
+    """Kill a process, or a group of them by its negative number."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def sandbox_user() -> int | None:
+    """The user that programs run as: nobody, where this is root; None: this one."""
+    return NOBODY if os.geteuid() == 0 else None
+
+
+def as_user(user: int | None) -> dict[str, Any]:
+    """Settings of a process that runs as a user."""
+    return {} if user is None else {"user": user, "group": user, "extra_groups": []}

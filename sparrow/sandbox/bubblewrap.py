@@ -1,0 +1,180 @@
+"""The default sandbox: bubblewrap with namespaces, seccomp, rlimits and landlock.
+
+Namespaces of users, processes, network, mounts, IPC and host names; an empty environment, of bwrap
+itself too (its own is in /proc otherwise, which is not mounted either); a read-only root with the
+interpreter, its standard library and shared libraries; null, zero and urandom as devices. As root,
+everything runs as nobody: root has no limit of processes.
+"""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+from sparrow.sandbox.base import (
+    INSIDE,
+    Limits,
+    Mode,
+    Running,
+    Sandbox,
+    SandboxRefused,
+    as_user,
+    data_descriptor,
+    popen,
+    sandbox_user,
+)
+from sparrow.sandbox.seccomp import python_filter
+
+LAYERS = ("namespaces", "seccomp", "rlimits", "landlock")
+LANDLOCK_VERSION = 444  # the call that creates rules, or tells the version of landlock
+SYSTEM = ("/usr/bin/python3", "/usr/local/bin/python3")
+FILES = ("/mnt/inside.py", "/mnt/program.py")
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "PATH": "/nowhere", "HOME": "/tmp"}
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+ASK_LIBRARIES = """
+import os, re, sys, sysconfig
+import _ctypes, _hashlib, _ssl, _bz2, _lzma, zlib  # what programs may import is mapped, then
+found = {os.path.realpath(sys.executable), sysconfig.get_path("stdlib")}
+found.add(sysconfig.get_path("platstdlib"))
+for line in open("/proc/self/maps"):
+    path = line.split(maxsplit=5)[5].strip() if len(line.split(maxsplit=5)) > 5 else ""
+    if re.search(r"\\.so[.0-9]*$", path): found.add(os.path.dirname(path))
+print("%d.%d" % sys.version_info[:2], *sorted(found), sep="\\n")
+"""
+
+
+class Interpreter:
+    """A Python that the sandbox's user can run: its version, and the paths that it needs."""
+
+    def __init__(self, executable: str, user: int | None) -> None:
+        words = [executable, "-s", "-S", "-E", "-c", ASK_LIBRARIES]
+        settings: dict[str, Any] = {
+            "capture_output": True,
+            "text": True,
+            "timeout": 60,
+            "cwd": "/",
+            "env": {},
+        }
+        try:
+            answer = subprocess.run(words, check=True, **settings, **as_user(user))
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SandboxRefused(f"{executable} cannot be run by user {user}: {error}") from error
+        self.version, *paths = answer.stdout.split("\n")[:-1]
+        self.executable = os.path.realpath(executable)
+        below = [path for path in paths if not any(_is_below(path, other) for other in paths)]
+        self.paths = sorted({*below, *_loaders()})
+
+
+def _is_below(path: str, other: str) -> bool:
+    return path != other and path.startswith(other.rstrip("/") + "/")
+
+
+def _loaders() -> list[str]:
+    """The dynamic loader of libc, where programs expect it."""
+    names = ("/lib/ld-linux-aarch64.so.1", "/lib64/ld-linux-x86-64.so.2")
+    return [name for name in names if os.path.exists(name)]
+
+
+@functools.cache
+def find_interpreter(chosen: str | None, user: int | None) -> Interpreter:
+    """The chosen Python, or the one that runs this, or the system's: the first that works."""
+    base = os.path.join(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
+    problems = []
+    for executable in (chosen,) if chosen else (base, *SYSTEM):
+        if os.path.exists(executable):
+            try:
+                return Interpreter(executable, user)
+            except SandboxRefused as error:
+                problems.append(str(error))
+        else:
+            problems.append(f"{executable} does not exist")
+    raise SandboxRefused(
+        "no Python for the sandbox: " + "; ".join(problems) + ". Set data.code.python to one that "
+        "every user can run"
+    )
+
+
+def landlock_version() -> int:
+    """The version of landlock that the kernel has; 0: none."""
+    import ctypes
+
+    return max(ctypes.CDLL(None).syscall(LANDLOCK_VERSION, None, ctypes.c_size_t(0), 1), 0)
+
+
+class Bubblewrap(Sandbox):
+    """Programs by bwrap. without: layers that are left out, to test the others."""
+
+    name = "bwrap"
+
+    def __init__(self, python: str | None = None, without: frozenset[str] = frozenset()) -> None:
+        binary = shutil.which("bwrap")
+        if binary is None:
+            raise SandboxRefused("bwrap is not installed: apt install bubblewrap")
+        self._binary = binary
+        self._user = sandbox_user()
+        self._python = find_interpreter(python, self._user)
+        absent = set() if landlock_version() else {"landlock"}
+        self._layers = {layer for layer in LAYERS if layer not in without | absent}
+        named = ", ".join([layer for layer in LAYERS if layer in self._layers])
+        missing = "; this kernel has no landlock" if absent else ""
+        self.isolation = f"bwrap ({named}{missing}), Python {self._python.version}"
+
+    def start(self, source: str, mode: Mode, limits: Limits) -> Running:
+        status, status_end = os.pipe()
+        descriptors = [status_end]
+        words = [self._binary, "--json-status-fd", str(status_end), *self._walls(limits)]
+        for path, data in zip(FILES, (_inside(), source.encode()), strict=True):
+            descriptors.append(data_descriptor(data))
+            words += ["--ro-bind-data", str(descriptors[-1]), path]
+        if "seccomp" in self._layers:
+            descriptors.append(data_descriptor(python_filter()))
+            words += ["--seccomp", str(descriptors[-1])]
+        words += ["--remount-ro", "/"] if "namespaces" in self._layers else []
+        words += ["--", self._python.executable, "-s", "-S", "-B", "-P", FILES[0]]
+        words.append(json.dumps(self._settings(mode, limits)))
+        try:
+            process = popen(words, pass_fds=descriptors, **as_user(self._user))
+        except OSError as error:
+            os.close(status)
+            raise ValueError(f"bwrap cannot be started: {error}") from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return Running(process, limits, status=status)
+
+    def _walls(self, limits: Limits) -> list[str]:
+        """What bwrap is told of namespaces and files."""
+        words = ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+        for name, value in ENVIRONMENT.items():
+            words += ["--setenv", name, value]
+        if "namespaces" not in self._layers:
+            return [*words, "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--tmpfs", "/mnt"]
+        words += [f"--unshare-{kind}" for kind in ("user", "pid", "net", "ipc", "uts")]
+        words += ["--unshare-cgroup-try", "--disable-userns", "--hostname", "sandbox"]
+        for path in self._python.paths:
+            words += ["--ro-bind", path, path]
+        for device in DEVICES:
+            words += ["--dev-bind", device, device]
+        scratch = ["--size", str(limits.scratch_bytes), "--tmpfs", "/tmp"]
+        return [*words, *(scratch if limits.scratch_bytes else ["--dir", "/tmp"]), "--chdir", "/"]
+
+    def _settings(self, mode: Mode, limits: Limits) -> dict[str, Any]:
+        """What inside.py is told."""
+        readable = [*self._python.paths, *DEVICES, *FILES]
+        return {
+            "mode": mode,
+            "rlimits": "rlimits" in self._layers,
+            "landlock": readable if "landlock" in self._layers else [],
+            "cpu": limits.cpu_seconds,
+            "memory": limits.memory_bytes,
+            "threads": limits.threads,
+            "scratch": limits.scratch_bytes,
+        }
+
+
+@functools.cache
+def _inside() -> bytes:
+    return INSIDE.read_bytes()
