@@ -10,14 +10,20 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparrow.sandbox.base import Limits, Outcome, Sandbox, SandboxRefused
+from sparrow.sandbox.base import (
+    Limits,
+    Outcome,
+    Sandbox,
+    SandboxRefused,
+    as_user,
+    sandbox_user,
+)
 
 THROUGH = "THROUGH"
 CANARY = "SPARROW_CANARY"
@@ -77,14 +83,10 @@ def canaries() -> Iterator[Canaries]:
             if kind == socket.SOCK_STREAM:
                 opened.listen()
             sockets.append(opened)
-        as_root = {"user": 65534, "group": 65534, "extra_groups": []} if not os.geteuid() else {}
-        words = [sys.executable, "-I", "-S", "-c", "input()"]
-        if as_root:  # the victim has the user of the sandbox, who may signal it
-            words = ["/bin/sleep", "600"]
-        victim = subprocess.Popen(words, stdin=subprocess.PIPE, cwd="/", env={}, **as_root)
-        stack.callback(
-            lambda: (victim.kill(), victim.wait(), victim.stdin and victim.stdin.close())
-        )
+        settings = as_user(sandbox_user())  # who may signal processes of the sandbox's user
+        settings |= {"stdin": subprocess.PIPE, "cwd": "/", "env": {}}
+        victim = stack.enter_context(subprocess.Popen(["/bin/sleep", "600"], **settings))
+        stack.callback(victim.kill)
         os.environ[CANARY] = secret
         stack.callback(os.environ.pop, CANARY, None)
         tcp, udp, abstract = sockets
