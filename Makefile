@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-slow test-all test-kernels test-browser test-clients lint format clean
+.PHONY: help demo sandbox test test-slow test-all test-kernels test-browser test-clients lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "sparrow needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[dev,math,parquet,notebook,serve,client,ray]'
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[dev,math,parquet,notebook,serve,client,ray,code,wasm]'
 	@touch $@
 
 demo: $(STAMP)  ## the whole idea in minutes on a CPU: calibrate, plan, train, one page
@@ -25,10 +25,15 @@ demo: $(STAMP)  ## the whole idea in minutes on a CPU: calibrate, plan, train, o
 # One process per core, one thread each; a file's tests stay together and share their fixtures.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-test: $(STAMP)  ## the tests that fit into minutes
+# The sandbox of programs; on Debian as root it is installed, elsewhere its tests are skipped.
+sandbox:
+	@command -v bwrap >/dev/null || { apt-get update -q && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends bubblewrap; } || true
+
+test: $(STAMP) sandbox  ## the tests that fit into minutes
 	$(PYTEST) --timeout=300 -m "not slow and not browser and not clients"
 
-test-slow: $(STAMP)  ## training that helps, sweeps, commands of the documents but those that take minutes
+test-slow: $(STAMP) sandbox  ## training that helps, sweeps, commands of the documents but those that take minutes
 	$(PYTEST) --timeout=600 -m "slow and not browser and not clients" -k "not take_minutes"
 
 test-all: $(STAMP)  ## both, with more examples of every property

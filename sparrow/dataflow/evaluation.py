@@ -151,7 +151,7 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
     A part for each task and length, or for each data_source of a file. `judges` closes the judges.
     """
     if config.rows is not None:
-        given = {name: getattr(config, name) for name in ("rows", "columns", "reward")}
+        given = {name: getattr(config, name) for name in ("rows", "columns", "reward", "code")}
         tokens = config.max_tokens or FILE_TOKENS
         part = {"first": config.skip, "count": config.prompts, "max_tokens": tokens}
         return _open([(RowsConfig(shuffle=False, **given), part)], judges)
@@ -161,7 +161,7 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
         for length in dict.fromkeys(config.length or usual):
             tokens = config.max_tokens or round(length * room)
             part = {"first": config.skip, "count": config.prompts or ROWS, "max_tokens": tokens}
-            rows = RowsConfig(task=task, length=length, first=0)
+            rows = RowsConfig(task=task, length=length, first=0, code=config.code)
             chosen.append((rows, {**part, "length": length}))
     return _open(chosen, judges)
 
@@ -203,7 +203,8 @@ def open_run_rows(
     The run may be somebody else's: ValueError if its rows need a reward that names code.
     """
     chosen = held_out(run).values()
-    if code := [rows.reward for rows in chosen if names_code(rows.reward or "")]:
+    named = [text for rows in chosen for text in (rows.reward or "", rows.code.sandbox)]
+    if code := [text for text in named if names_code(text)]:
         raise ValueError(
             f"{config.model}: the rows of the run are judged by {code[0]!r}, and code that a "
             "folder names is not run: pass --rows FILE --reward module:function"

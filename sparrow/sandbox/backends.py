@@ -7,15 +7,15 @@ from sparrow.sandbox.unsafe import Unsafe
 from sparrow.schema.code import SandboxName
 
 
-def open_sandbox(name: SandboxName, python: str | None = None, *, test: bool = True) -> Sandbox:
+def open_sandbox(name: SandboxName, *, test: bool = True) -> Sandbox:
     """Open a sandbox; SandboxRefused says what is missing or what gets through.
 
     test: False where the caller knows that the same backend passed on this machine.
     """
     if name == "unsafe":  # asked for by that word
-        return Unsafe(python)
+        return Unsafe()
     try:
-        sandbox: Sandbox = Bubblewrap(python)
+        sandbox: Sandbox = Bubblewrap()
         if test:
             self_test(sandbox)
     except SandboxRefused as error:

@@ -102,6 +102,7 @@ class Running:
         self._total = 0
         self._until = time.monotonic() + limits.wall_seconds
         self._ending: Ending = "exited"
+        self._stopped = False
         self._selector = selectors.DefaultSelector()
         for stream in self._streams:
             os.set_blocking(stream.fileno(), False)
@@ -145,7 +146,7 @@ class Running:
         for stream in (self._stdin, *self._streams):
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
-        if self._ending == "exited" and code in OUT_OF_CPU:
+        if code in OUT_OF_CPU and not self._stopped:
             self._ending = "time"
         stdout, stderr = (bytes(self._written[stream]) for stream in self._streams)
         return Outcome(self._ending, code, stdout, stderr)
@@ -194,7 +195,7 @@ class Running:
                 self._stdin.close()
 
     def _stop(self, ending: Ending = "exited") -> bool:
-        self._ending = ending
+        self._ending, self._stopped = ending, True
         found = b"" if self._status is None else os.read(self._status, CHUNK)
         if (first := CHILD.search(found)) is not None:
             kill(int(first[1]))

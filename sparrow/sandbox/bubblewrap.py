@@ -79,11 +79,11 @@ def _loaders() -> list[str]:
 
 
 @functools.cache
-def find_interpreter(chosen: str | None, user: int | None) -> Interpreter:
-    """The chosen Python, or the one that runs this, or the system's: the first that works."""
+def find_interpreter(user: int | None) -> Interpreter:
+    """The Python that runs this, or the system's: the first that the user can run."""
     base = os.path.join(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
     problems = []
-    for executable in (chosen,) if chosen else (base, *SYSTEM):
+    for executable in (base, *SYSTEM):
         if os.path.exists(executable):
             try:
                 return Interpreter(executable, user)
@@ -92,8 +92,8 @@ def find_interpreter(chosen: str | None, user: int | None) -> Interpreter:
         else:
             problems.append(f"{executable} does not exist")
     raise SandboxRefused(
-        "no Python for the sandbox: " + "; ".join(problems) + ". Set data.code.python to one that "
-        "every user can run"
+        "no Python for the sandbox: " + "; ".join(problems) + ". Install one that every "
+        "user can run, as /usr/bin/python3"
     )
 
 
@@ -109,13 +109,13 @@ class Bubblewrap(Sandbox):
 
     name = "bwrap"
 
-    def __init__(self, python: str | None = None, without: frozenset[str] = frozenset()) -> None:
+    def __init__(self, without: frozenset[str] = frozenset()) -> None:
         binary = shutil.which("bwrap")
         if binary is None:
             raise SandboxRefused("bwrap is not installed: apt install bubblewrap")
         self._binary = binary
         self._user = sandbox_user()
-        self._python = find_interpreter(python, self._user)
+        self._python = find_interpreter(self._user)
         absent = set() if landlock_version() else {"landlock"}
         self._layers = {layer for layer in LAYERS if layer not in without | absent}
         named = ", ".join([layer for layer in LAYERS if layer in self._layers])

@@ -14,9 +14,8 @@ class Unsafe(Sandbox):
 
     name = "unsafe"
 
-    def __init__(self, python: str | None = None) -> None:
-        self._python = python or sys.executable
-        version = ".".join(map(str, sys.version_info[:2])) if python is None else python
+    def __init__(self) -> None:
+        version = ".".join(map(str, sys.version_info[:2]))
         self.isolation = f"UNSAFE: no sandbox, programs run as this user (Python {version})"
         self._folder = tempfile.TemporaryDirectory(prefix="sparrow-unsafe-")
 
@@ -27,5 +26,5 @@ class Unsafe(Sandbox):
         settings = {"mode": mode, "rlimits": True, "program": path, "threads": 4096}
         settings |= {"cpu": limits.cpu_seconds, "memory": limits.memory_bytes}
         settings["scratch"] = limits.scratch_bytes
-        words = [self._python, "-s", "-S", "-B", "-P", str(INSIDE), json.dumps(settings)]
+        words = [sys.executable, "-s", "-S", "-B", "-P", str(INSIDE), json.dumps(settings)]
         return Running(popen(words), limits, remove=Path(path))

@@ -15,7 +15,6 @@ class CodeConfig(Record):
     # bwrap, nsjail, gvisor or wasm (docs/code.md). unsafe: a bare subprocess, for programs that you
     # trust. One that is not there or fails its self-test is refused; none replaces another.
     sandbox: SandboxName = "bwrap"
-    python: str | None = None  # interpreter inside; None: this one, or the system's
     reward: Literal["all", "share"] = "all"  # 1 if all tests pass, or the share that does
     cpu_seconds: Annotated[int, Field(ge=1, le=3600)] = 10  # of a process: a test, or all calls
     wall_seconds: Annotated[float, Field(gt=0, le=7200)] = 120.0  # of a program with all its tests

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import AfterValidator, Field
 
 from sparrow.schema.base import Record, Table
+from sparrow.schema.code import CodeConfig
 from sparrow.schema.common import (
     NEEDS_BUDGET,
     ChatConfig,
@@ -55,10 +56,11 @@ class EvalConfig(Record):
     checkpoint: Checkpoint | None = option(
         None, "Of a run that has not ended: a step that has a checkpoint, or latest."
     )
-    task: Several[Name] = option((), "A puzzle or gym/NAME. Default: the three puzzles.")
+    task: Several[Name] = option((), "A puzzle, code, or gym/NAME. Default: the three puzzles.")
     rows: Name | None = option(None, f"Instead: {HELP['rows']}")
     columns: ColumnsConfig = ColumnsConfig()
-    reward: Name | None = option(None, "Reward function for rows: math, or module:function.")
+    reward: Name | None = option(None, "Reward function for rows: math, code, or module:function.")
+    code: CodeConfig = CodeConfig()
     length: Several[Tokens] = option(
         (),
         "About how long a puzzle's answer is (default: 200, 500 and 1000), or the most for gym "

@@ -29,10 +29,10 @@ LETTERS = {
 }
 HELP = {
     "model": "tiny, small, small-rl, smollm2-135m, a folder, or owner/name of the hub.",
-    "task": "assignments, countdown, graph or gym/NAME.",
-    "rows": "A .jsonl, .csv or .parquet file, or a dataset of the hub (owner/name[:split]).",
+    "task": "assignments, countdown, graph, code or gym/NAME.",
+    "rows": "A .jsonl, .csv or .parquet file, humaneval, or owner/name[:split] of the hub.",
     "length": "About how long a task's answers are.",
-    "reward": "Reward function: math, or module:function.",
+    "reward": "Reward function: math, code, or module:function.",
     "episode": "Multi-turn episode: module:function.",
     "advantage": "Advantage estimator: a built-in name, or module:function.",
     "rate": "Learning rate.",

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from sparrow.files import strings
 from sparrow.schema.base import Record
+from sparrow.schema.code import CodeConfig
 from sparrow.schema.common import ChatConfig, ColumnsConfig, DecodingConfig, Device
 from sparrow.schema.simulation import TrainDispatchConfig
 from sparrow.schema.types import (
@@ -61,12 +62,14 @@ class RowsConfig(Record):
     # Rows: a .jsonl, .csv or .parquet file, or a dataset of the hub (owner/name[:split]).
     rows: Name | None = None
     columns: ColumnsConfig = ColumnsConfig()
-    # The reward of rows: math, or module:function with the signature reward(text, answer) or verl's
-    # compute_score(data_source, solution_str, ground_truth, extra_info). None: by data_source.
+    # The reward of rows: math, code, or module:function with the signature reward(text, answer) or
+    # verl's compute_score(data_source, solution_str, ground_truth, extra_info). None: by
+    # data_source.
     reward: Name | None = None
     deadline: Seconds = 10.0  # seconds a verdict may take before the verifier is killed
     workers: Workers = 2  # processes that run the reward
     memory_gib: Gib | None = None  # memory limit of each of them with its children
+    code: CodeConfig = CodeConfig()  # of rows with tests of programs
     shuffle: bool = True  # rows of a file, anew in every epoch
 
     def _check(self) -> None:
@@ -416,6 +419,7 @@ DATA = {
     "algorithm.reference",
     "batch.attention",
     "chat.system",
+    "data.code.reward",
     "data.columns.answer",
     "data.columns.prompt",
     "data.columns.source",
@@ -467,5 +471,7 @@ def code_settings(config: TrainConfig) -> dict[str, str]:
 
 
 def names_code(text: str) -> bool:
-    """Whether a text has the form of an import path: module:name, or a Python file."""
-    return ":" in text or text.endswith(".py")
+    """Whether a text has the form of an import path (module:name, or a Python file), or asks for
+    programs to run without a sandbox.
+    """
+    return ":" in text or text.endswith(".py") or text == "unsafe"

@@ -63,14 +63,18 @@ class Malformed(ValueError):
     """A text without an answer in the required form; the message is the verdict's reason."""
 
 
-class Task(Protocol):
-    """A generator of problems by seed and length, with a verdict on what a model writes."""
+class RowGenerator(Protocol):
+    """A generator of problems by seed and length."""
 
     @property
     def name(self) -> str: ...
 
     def row(self, seed: int, length: int) -> Row:
         """Generate the row of a seed: the same on every machine and in every process."""
+
+
+class Task(RowGenerator, Protocol):
+    """A generator of problems, with a verdict on what a model writes."""
 
     def reward(self, row: Row, text: str) -> Verdict:
         """Judge a completion (without the prompt). Never raises for what the text says."""

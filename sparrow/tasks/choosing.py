@@ -8,13 +8,17 @@ from typing import Any
 from sparrow.functions import HERE, resolve
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES, math
-from sparrow.tasks.base import Example, Examples, Row, Task, Verdict
+from sparrow.tasks.base import Example, Examples, Row, RowGenerator, Task, Verdict
+from sparrow.tasks.code.judging import CodeJudges
+from sparrow.tasks.code.problems import is_problem
 from sparrow.tasks.gym import Gym
 from sparrow.tasks.judging import SETTING, SIGNATURES, InProcess, Judges
+from sparrow.tasks.programming.tasks import ProgrammingTasks
 from sparrow.tasks.rows import FileRows, TaskRows
 
 GYM = "gym/"
 MATH = "math"
+CODE = "code"
 MATH_SCORE = "sparrow.tasks.math:compute_score"
 OWN_SCORE = "sparrow.tasks.choosing:compute_score"
 # Words in the names of mathematical datasets.
@@ -27,15 +31,22 @@ TRUTH = ("family", "seed", "length")  # what a row of a task is generated from
 
 def is_task(name: str) -> bool:
     """Whether a name is that of a task, not of rows."""
-    return name in PUZZLES or name.startswith(GYM)
+    return name in PUZZLES or name == CODE or name.startswith(GYM)
 
 
-def find_task(task: str) -> Task:
-    """Return a puzzle by its name, or gym/NAME of reasoning-gym."""
+def find_task(task: str) -> RowGenerator:
+    """Return a puzzle by its name, the programming tasks, or gym/NAME of reasoning-gym."""
+    return ProgrammingTasks() if task == CODE else _find_judged(task)
+
+
+def _find_judged(task: str) -> Task:
+    """Return a task whose answers are judged without a sandbox."""
     if task.startswith(GYM):
         return Gym(dataset=task.removeprefix(GYM))
     if task not in PUZZLES:
-        raise ValueError(f"unknown task {task!r}, expected {', '.join(PUZZLES)} or {GYM}NAME")
+        raise ValueError(
+            f"unknown task {task!r}, expected {', '.join(PUZZLES)}, {CODE} or {GYM}NAME"
+        )
     return PUZZLES[task]
 
 
@@ -64,20 +75,26 @@ def open_judge(config: RowsConfig, rows: Examples) -> Judges | InProcess:
             raise ValueError(f"{SETTING} is for rows; the task {config.task} has its own reward")
         if config.reward.startswith(f"{HERE}:"):
             return InProcess.of_function(resolve(config.reward, SETTING))
+        if config.reward == CODE:
+            return CodeJudges(config.code, config.workers)
         if config.reward != MATH:
             return _judges(config, config.reward)
         math.load()
         return _judges(config, MATH_SCORE, math.PACKAGE)
     samples = rows.examples if isinstance(rows, FileRows) else (rows.at(0),)
     kinds = {_kind(example) for example in samples}
-    unknown = sorted(kinds - {"puzzle", "gym", MATH})
+    unknown = sorted(kinds - {"puzzle", "gym", MATH, CODE})
     if unknown:
-        named = ", ".join(repr(source) for source in unknown[:8])
+        named = ", ".join(unknown[:8])
         raise ValueError(
             f"{rows.name}: no built-in reward for rows of data_source {named}. Set the reward "
-            f"({SETTING}, in eval --reward) to {MATH}, or to module:function with the signature "
-            f"{SIGNATURES}"
+            f"({SETTING}, in eval --reward) to {MATH} or {CODE}, or to module:function with the "
+            f"signature {SIGNATURES}"
         )
+    if kinds == {CODE}:
+        return CodeJudges(config.code, config.workers)
+    if CODE in kinds:
+        raise ValueError(f"{rows.name}: rows with tests of programs need a file of their own")
     if kinds == {"puzzle"}:
         return InProcess(lambda example, text: task_verdict(example.ground_truth, text))
     needed = {MATH: math.PACKAGE, "gym": "reasoning_gym"}
@@ -92,11 +109,13 @@ def _judges(config: RowsConfig, score: str, *preload: str) -> Judges:
 
 
 def _kind(example: Example) -> str:
-    """Return puzzle, gym or math; otherwise the data_source."""
+    """Return puzzle, gym, math or code; otherwise the data_source in quotes."""
+    if is_problem(example.ground_truth):
+        return CODE
     family = _family(example.ground_truth)
     if family is not None:
-        return "puzzle" if family in PUZZLES else "gym"
-    return MATH if MATH_SOURCE.search(example.source) else example.source
+        return "puzzle" if family in PUZZLES else CODE if family == CODE else "gym"
+    return MATH if MATH_SOURCE.search(example.source) else repr(example.source)
 
 
 def _family(truth: Any) -> str | None:
@@ -113,7 +132,7 @@ def task_verdict(truth: Mapping[str, Any], text: str) -> Verdict:
     return _source(family).reward(_row(family, seed, length), text)
 
 
-_source = functools.lru_cache(maxsize=64)(find_task)
+_source = functools.lru_cache(maxsize=64)(_find_judged)
 
 
 @functools.lru_cache(maxsize=256)  # the answers to a prompt come together

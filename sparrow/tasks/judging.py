@@ -50,7 +50,7 @@ class Unjudged(ValueError):
 
 
 class _Job(NamedTuple):
-    question: list[Any]  # the arguments of a scoring function, all of them JSON data
+    question: list[Any]  # JSON data: the arguments of a scoring function
     future: "Future[Verdict]"
 
 
@@ -87,6 +87,7 @@ class Judges(CountingJudge):
     workers: processes; each judges one text at a time
     deadline: seconds that a verdict may take, from when a worker has the text
     preload: modules that workers import before they take a text
+    handler: what makes the function of a worker, with arguments; None: by `score`
     limits: those of a `Worker`: memory and namespace
 
     `counts` has every verdict under "judged", and faults of the reward function under "timeouts",
@@ -100,6 +101,7 @@ class Judges(CountingJudge):
         workers: int = 2,
         deadline: float = 10.0,
         preload: Sequence[str] = (),
+        handler: tuple[str, Mapping[str, Any]] | None = None,
         **limits: Any,
     ) -> None:
         if workers < 1:
@@ -110,8 +112,8 @@ class Judges(CountingJudge):
         self._score, self._deadline = score, deadline
         self._closed = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        target = f"{__name__}:make_scorer"
-        arguments = {"score": score, "preload": list(preload)}
+        usual = (f"{__name__}:make_scorer", {"score": score, "preload": list(preload)})
+        target, arguments = handler or usual
         self._workers = [
             Worker(target, arguments, longest=LONGEST, **limits) for _ in range(workers)
         ]
@@ -136,7 +138,10 @@ class Judges(CountingJudge):
         truth, extra = example.ground_truth, example.extra
         check_json(truth, f"{example.id}: ground_truth")
         check_json(extra, f"{example.id}: extra")
-        job = _Job([example.source, text, truth, extra], Future())
+        return await self._ask([example.source, text, truth, extra])
+
+    async def _ask(self, question: list[Any]) -> Verdict:
+        job = _Job(question, Future())
         with self._lock:
             if self._closed:
                 raise ValueError(CLOSED)
@@ -228,6 +233,8 @@ def _received(answer: Any) -> Verdict:
     match answer:
         case {"error": str(error), **rest} if not rest:
             return failed_verdict(f"the verifier raised {error[:MESSAGE_CHARACTERS]}")
+        case {"fault": "timeouts" as kind, "reason": str(reason), **rest} if not rest:
+            return failed_verdict(reason[:MESSAGE_CHARACTERS], kind)
         case {"score": float(score), "acc": float(acc), "reason": str(reason), **rest} if not rest:
             if abs(score) <= LARGEST and 0 <= acc <= 1:
                 return Verdict(score, acc, reason[:MESSAGE_CHARACTERS])

@@ -20,7 +20,16 @@ from typing import Any, Self
 
 from sparrow.files import cache_folder, expanded, read_text, write_whole
 from sparrow.schema.common import ColumnsConfig
-from sparrow.tasks.base import Example, Message, Task, check_json, keyed_random, optional_package
+from sparrow.tasks.base import (
+    Example,
+    Message,
+    RowGenerator,
+    check_json,
+    keyed_random,
+    optional_package,
+)
+from sparrow.tasks.code.humaneval import read_humaneval
+from sparrow.tasks.code.problems import problem_columns
 
 LINES = (".jsonl", ".json", ".ndjson")
 TABLES = {".csv": ",", ".tsv": "\t"}  # with a header
@@ -31,7 +40,8 @@ FORMS = "a .parquet, .jsonl, .json, .csv or .tsv file, or owner/name[:split] of 
 FEW = 5  # problems that an error lists
 PROMPTS = ("prompt", "question", "problem")  # usual columns, the first that a row has
 GSM8K = re.compile(r".*\s####[ \t]*(\S[^\n]*)", re.DOTALL)  # a solution, then the answer
-NO_TRUTH = 'no reward_model.ground_truth, and no "ground_truth" or "answer"'
+NO_TRUTH = 'no reward_model.ground_truth, no "ground_truth" or "answer", and no tests of a program'
+HUMANEVAL = "humaneval"
 USUAL = ColumnsConfig()
 
 
@@ -98,6 +108,7 @@ def _answer(row: Mapping[str, Any], columns: ColumnsConfig) -> tuple[Any, str]:
     else:
         model = _typed(row, "reward_model", Mapping) or {}
         values = [model.get("ground_truth"), row.get("ground_truth"), row.get("answer")]
+        values.append(problem_columns(row))
         missing = NO_TRUTH
     # Neither "" nor [] is an answer; 0 and False are.
     truth = next((value for value in values if value is not None and (value or value == 0)), None)
@@ -145,6 +156,10 @@ class FileRows:
         shuffle: bool = True,
     ) -> Self:
         """Read the rows of a file, or of a dataset of the hub."""
+        if place == HUMANEVAL:
+            known = tuple(parse_row(row, n, columns) for n, row in enumerate(read_humaneval()))
+            content = _digest([str(example) for example in known])
+            return cls(name=place, content=content, examples=known, seed=seed, shuffle=shuffle)
         files = locate_files(place)
         hub = None if expanded(place).is_file() else HUB.fullmatch(str(place))
         source = hub[1] if hub else ""
@@ -204,7 +219,7 @@ class TaskRows:
     """
 
     task: str
-    source: Task
+    source: RowGenerator
     length: int
     first: int = 0
     rows: int | None = None

@@ -183,8 +183,8 @@ class WeightsFile:
         data[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         for name, weight in items:
             start, end = (len(head) + offset for offset in header[name]["data_offsets"])
-            stored = weight.to(dtype or weight.dtype)  # there: copy_ converts on the CPU
-            data[start:end].view(stored.dtype).view(weight.shape).copy_(stored)
+            cast = weight.to(dtype or weight.dtype)  # on its device: copy_ converts on the CPU
+            data[start:end].view(cast.dtype).view(weight.shape).copy_(cast)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -1,1 +1,1 @@
-"""Programming tasks: small problems with hidden tests, composed of operations by seed."""
+"""Rewards for programs: rows with tests, judged in a sandbox; a procedural family; HumanEval."""

@@ -7,6 +7,7 @@ from sparrow.schema.train import DATA, TrainConfig, code_settings
 
 BASE: dict[str, dict[str, Any]] = {"model": {"name": "tiny"}, "data": {"file": "rows.jsonl"}}
 CODE = {
+    "data.code.sandbox",  # unsafe: programs are run without one
     "data.reward",
     "rollout.episode",
     "rollout.attention.flow",
@@ -48,7 +49,7 @@ def test_import_paths_are_listed() -> None:
     for path in ("module:function", "some/file.py:function", "flow.py"):
         found = code_settings(
             config(
-                data={"reward": path},
+                data={"reward": path, "code": {"sandbox": "unsafe"}},
                 rollout={"episode": path, "attention": {"schedule": "a.json", "flow": path}},
                 algorithm={
                     "advantage": path,
@@ -61,7 +62,7 @@ def test_import_paths_are_listed() -> None:
         )
         assert {key.replace("[1]", "") for key in found} == CODE
         assert "algorithm.corrections[1].use" in found
-        assert set(found.values()) == {path}
+        assert set(found.values()) == {path, "unsafe"}
 
 
 def test_names_of_the_package_and_data_are_no_code() -> None:

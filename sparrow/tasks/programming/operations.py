@@ -9,8 +9,8 @@ from random import Random
 from string import Template
 from typing import Any
 
-from sparrow.tasks.code.kinds import KINDS, Kind
-from sparrow.tasks.code.reference import REFERENCE
+from sparrow.tasks.programming.kinds import KINDS, Kind
+from sparrow.tasks.programming.reference import REFERENCE
 
 ARGUMENT = "k"  # name of the argument that a parameter may be
 LARGEST, LONGEST = 10**9, 80  # integers, and items of lists and strings, between steps

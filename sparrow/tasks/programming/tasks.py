@@ -17,9 +17,9 @@ from random import Random
 from typing import ClassVar, NamedTuple
 
 from sparrow.tasks.base import Data, Row, check_row, check_seed, keyed_random
-from sparrow.tasks.code.cases import Case, Test, choose_tests
-from sparrow.tasks.code.kinds import RESULTS
-from sparrow.tasks.code.operations import (
+from sparrow.tasks.programming.cases import Case, Test, choose_tests
+from sparrow.tasks.programming.kinds import RESULTS
+from sparrow.tasks.programming.operations import (
     OPERATIONS,
     Composition,
     Operation,
@@ -28,8 +28,8 @@ from sparrow.tasks.code.operations import (
     draw_step,
     parse_steps,
 )
-from sparrow.tasks.code.programs import compiled, passes, solution, wrong_candidates
-from sparrow.tasks.code.statements import statement
+from sparrow.tasks.programming.programs import compiled, passes, solution, wrong_candidates
+from sparrow.tasks.programming.statements import statement
 
 
 class Level(NamedTuple):

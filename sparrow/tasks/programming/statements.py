@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from sparrow.tasks.code.cases import Case, case_test
-from sparrow.tasks.code.kinds import RESULTS
-from sparrow.tasks.code.operations import ARGUMENT, Composition
+from sparrow.tasks.programming.cases import Case, case_test
+from sparrow.tasks.programming.kinds import RESULTS
+from sparrow.tasks.programming.operations import ARGUMENT, Composition
 
 FENCE = "Put the whole program into one fenced block that begins with ```python and ends with ```."
 REMAINDERS = (

@@ -6,8 +6,8 @@ from textwrap import indent
 from types import CodeType
 from typing import Any
 
-from sparrow.tasks.code.kinds import RESULTS
-from sparrow.tasks.code.operations import ARGUMENT, Composition
+from sparrow.tasks.programming.kinds import RESULTS
+from sparrow.tasks.programming.operations import ARGUMENT, Composition
 
 # First and last lines of a function that make it wrong, by kind.
 ONLY_SMALL = {

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
-from sparrow.tasks.code.kinds import printed
-from sparrow.tasks.code.operations import Composition
-from sparrow.tasks.code.programs import compiled, passes, wrong_candidates
+from sparrow.tasks.programming.kinds import printed
+from sparrow.tasks.programming.operations import Composition
+from sparrow.tasks.programming.programs import compiled, passes, wrong_candidates
 
 Case = tuple[list[Any], Any]  # arguments and their value
 FEWEST, MOST = 14, 20  # hidden tests

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 from sparrow.tasks.base import Row, check_json
-from sparrow.tasks.code.family import LEVELS, ProgrammingTasks, level_of
-from sparrow.tasks.code.operations import OPERATIONS, parse_steps
-from sparrow.tasks.code.programs import compiled
-from sparrow.tasks.code.reference import REFERENCE
-from sparrow.tasks.code.statements import statement
+from sparrow.tasks.programming.operations import OPERATIONS, parse_steps
+from sparrow.tasks.programming.programs import compiled
+from sparrow.tasks.programming.reference import REFERENCE
+from sparrow.tasks.programming.statements import statement
+from sparrow.tasks.programming.tasks import LEVELS, ProgrammingTasks, level_of
 
 ROOT = Path(__file__).parents[3]
 TASK = ProgrammingTasks()
-SEEDS = {1: 200, 2: 200, 3: 200, 4: 200, 5: 150, 6: 80}  # rows; a hard one takes 30 ms
+SEEDS = {1: 200, 2: 200, 3: 200, 4: 150, 5: 80, 6: 50}  # rows; a hard one takes 30 ms
 DIGEST = """
 import hashlib, json
-from sparrow.tasks.code.family import LEVELS, ProgrammingTasks
+from sparrow.tasks.programming.tasks import LEVELS, ProgrammingTasks
 task, drawn = ProgrammingTasks(), hashlib.sha256()
 for level in LEVELS:
     for seed in range(3):
@@ -78,7 +78,7 @@ def test_solutions_pass_and_wrong_solutions_fail(
         assert failures(TASK.solution(row), row.data, monkeypatch) == 0, row.id
         wrong = TASK.wrong_solutions(row)
         assert len({*wrong}) == len(wrong) >= 3
-        if seed % 2 == 0:
+        if seed % 4 == 0:
             assert all(failures(source, row.data, monkeypatch) for source in wrong), row.id
 
 

@@ -1,0 +1,127 @@
+"""The judge of programs while training: worker processes, each with a sandbox of its own.
+
+    with CodeJudges(CodeConfig(), workers=4) as judge:
+        verdict = await judge(example, text)      # of the last fenced block of Python in the text
+
+The sandbox is tested before the first program, in such a worker process, and refused if an attack
+gets through. Verdicts are kept by program and tests.
+"""
+
+import functools
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sparrow.processes.supervisor import describe
+from sparrow.processes.worker import Worker, WorkerFault
+from sparrow.sandbox.backends import open_sandbox
+from sparrow.sandbox.base import SandboxRefused
+from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.code import CodeConfig
+from sparrow.tasks.base import END_THINK, Example, FailedVerdict, Verdict, wrong
+from sparrow.tasks.code.problems import parse_problem
+from sparrow.tasks.code.running import ProgramJudge
+from sparrow.tasks.judging import Judges
+from sparrow.tasks.programming.tasks import ProgrammingTasks
+
+FENCE = re.compile(r"^ {0,3}```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)^ {0,3}```[ \t]*$", re.S | re.M)
+PYTHON = ("", "python", "python3", "py")
+NO_PROGRAM = "no fenced block of Python"
+LONGEST_PROGRAM = 1 << 20  # characters
+SELF_TEST_SECONDS = 120.0
+MARGIN_SECONDS = 30.0  # for a verdict, beyond the wall time of a program
+
+
+def extract_program(text: str) -> str | None:
+    """The last fenced block of Python after the thoughts; None if there is none."""
+    final = text.rpartition(END_THINK)[2]
+    blocks = [match[2] for match in FENCE.finditer(final) if match[1].lower() in PYTHON]
+    return blocks[-1] if blocks and len(blocks[-1]) <= LONGEST_PROGRAM else None
+
+
+class CodeJudges(Judges):
+    """Verdicts on programs in sandboxes. Raises SandboxRefused if the chosen one is not safe."""
+
+    def __init__(self, config: CodeConfig, workers: int = 2) -> None:
+        self._config = config
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        sandbox = test_sandbox(config)
+        super().__init__(
+            f"the sandbox {config.sandbox}",
+            workers,
+            config.wall_seconds + MARGIN_SECONDS,
+            handler=(f"{__name__}:make_program_judge", {"config": to_dict(config)}),
+        )
+        self.isolation = f"{sandbox}; judges by {self.isolation}"
+
+    async def __call__(self, example: Example, text: str) -> Verdict:
+        """Judge the program of a text, or remember its verdict."""
+        program = extract_program(text)
+        if program is None:
+            return self._count(wrong(NO_PROGRAM))
+        key = hashlib.sha256(json.dumps([program, example.ground_truth]).encode()).digest()
+        with self._lock:
+            known = self._verdicts.get(key)
+        if known is not None:
+            return self._count(known)
+        verdict = await self._ask([program, example.ground_truth])
+        if not isinstance(verdict, FailedVerdict) and self._config.cache:
+            with self._lock:
+                self._verdicts[key] = verdict
+                while len(self._verdicts) > self._config.cache:
+                    self._verdicts.popitem(last=False)
+        return verdict
+
+
+def test_sandbox(config: CodeConfig) -> str:
+    """Test a sandbox in a worker process, as judges use it; what its isolation is."""
+    arguments = {"config": to_dict(config)}
+    worker = Worker(f"{__name__}:make_sandbox_test", arguments)
+    try:
+        return str(worker.ask(None, SELF_TEST_SECONDS))
+    except WorkerFault as fault:
+        raise SandboxRefused(f"data.code.sandbox: {fault}") from fault
+    finally:
+        worker.close()
+
+
+# In the worker process.
+
+
+def _tests(truth: Any) -> Any:
+    """The tests of a ground truth; those of a generated row come from its seed."""
+    if isinstance(truth, Mapping) and truth.get("family") == ProgrammingTasks.name:
+        return _generated(truth["seed"], truth["length"])
+    return truth
+
+
+@functools.lru_cache(maxsize=256)  # the answers to a prompt come together
+def _generated(seed: int, length: int) -> Mapping[str, Any]:
+    return ProgrammingTasks().row(seed, length).data
+
+
+def make_sandbox_test(config: Mapping[str, Any]) -> Callable[[None], str]:
+    settings = from_dict(CodeConfig, config)
+    sandbox = open_sandbox(settings.sandbox)
+    return lambda _: sandbox.isolation
+
+
+def make_program_judge(config: Mapping[str, Any]) -> Callable[[list[Any]], dict[str, Any]]:
+    """Make the function that answers a worker's questions: a program and its ground truth."""
+    settings = from_dict(CodeConfig, config)
+    judge = ProgramJudge(sandbox=open_sandbox(settings.sandbox, test=False), config=settings)
+
+    def answer(question: list[Any]) -> dict[str, Any]:
+        program, truth = question
+        try:
+            verdict = judge(program, parse_problem(_tests(truth)))
+        except (ValueError, RecursionError) as error:  # of the row, not of the program
+            return {"error": describe(error)}
+        if isinstance(verdict, FailedVerdict):
+            return {"fault": verdict.fault, "reason": verdict.reason}
+        return verdict._asdict()
+
+    return answer

@@ -1,0 +1,197 @@
+"""Verdicts on programs: run their tests in a sandbox, and compare outside of it.
+
+Expected outputs never enter the sandbox of a solution. Programs get their stdin; functions their
+arguments, one call after the other; for asserts, tests run in a second sandbox, and every call of
+the solution is relayed as plain data. So a solution meets neither the tests nor what they expect.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparrow.sandbox.base import Limits, Outcome, Running, Sandbox
+from sparrow.sandbox.inside import pack, unpack
+from sparrow.schema.code import CodeConfig
+from sparrow.tasks.base import RIGHT, FailedVerdict, Verdict
+from sparrow.tasks.code.comparing import same_output, same_value
+from sparrow.tasks.code.problems import AssertTests, CallTests, Problem, StdioTests
+
+SHOWN = 60  # characters of an output in a reason
+
+
+class ProgramEnded(Exception):
+    """A solution that gave no answer; the message says why."""
+
+
+class OutOfWallTime(Exception):
+    """The backstop ended a program: it sleeps, or the machine is overloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramJudge:
+    """Judges programs by their tests, one at a time."""
+
+    sandbox: Sandbox
+    config: CodeConfig
+
+    @property
+    def limits(self) -> Limits:
+        config = self.config
+        return Limits(
+            cpu_seconds=config.cpu_seconds,
+            wall_seconds=config.wall_seconds,
+            memory_bytes=config.memory_mib << 20,
+            output_bytes=config.output_kib << 10,
+            scratch_bytes=config.scratch_mib << 20,
+        )
+
+    def __call__(self, program: str, problem: Problem) -> Verdict:
+        """Judge a program; a verdict that failed says nothing about it."""
+        passed, reason = 0, ""
+        try:
+            for number, found in enumerate(self._problems(program, problem), 1):
+                passed += not found
+                if found and not reason:
+                    reason = f"test {number} of {_count(problem)}: {found}"
+                if found and self.config.reward == "all":
+                    break
+        except OutOfWallTime:
+            verdict = FailedVerdict(0.0, 0.0, f"out of wall time ({self.config.wall_seconds:g} s)")
+            verdict.fault = "timeouts"
+            return verdict
+        except ProgramEnded as error:
+            reason = reason or f"test {passed + 1} of {_count(problem)}: {error}"
+        if passed == _count(problem):
+            return RIGHT
+        share = passed / _count(problem) if self.config.reward == "share" else 0.0
+        return Verdict(share, 0.0, reason)
+
+    def _problems(self, program: str, problem: Problem) -> Iterator[str]:
+        """What is wrong with each test; empty: nothing."""
+        if isinstance(problem, StdioTests):
+            return self._stdio(program, problem)
+        if isinstance(problem, CallTests):
+            return self._calls(program, problem)
+        return self._asserts(program, problem)
+
+    def _stdio(self, program: str, tests: StdioTests) -> Iterator[str]:
+        until = time.monotonic() + self.limits.wall_seconds
+        for text, expected in zip(tests.inputs, tests.outputs, strict=True):
+            limits = replace(self.limits, wall_seconds=until - time.monotonic())
+            outcome = self.sandbox.start(program, "script", limits).finish(text.encode())
+            if outcome.ending == "wall":
+                raise OutOfWallTime
+            got = outcome.stdout.decode(errors="replace")
+            if outcome.problem:
+                yield outcome.problem
+            elif same_output(expected, got, self.config.tolerance):
+                yield ""
+            else:
+                yield f"expected {_short(expected)}, got {_short(got)}"
+
+    def _calls(self, program: str, tests: CallTests) -> Iterator[str]:
+        solution = Solution(self.sandbox.start(program, "calls", self.limits))
+        try:
+            solution.begin()
+            for args, expected in zip(tests.inputs, tests.outputs, strict=True):
+                reply = solution.call({"call": tests.function, "args": list(map(pack, args))})
+                yield self._compare(reply, expected, wrapped=tests.wrapped)
+        finally:
+            solution.end()
+
+    def _compare(self, reply: dict[str, Any], expected: Any, *, wrapped: bool) -> str:
+        if "raised" in reply:
+            return f"raised {reply['raised']}: {reply.get('message', '')!s:.200}"
+        got = _value(reply)
+        right = same_value(expected, got, self.config.tolerance)
+        if right or (wrapped and same_value(expected[0], got, self.config.tolerance)):
+            return ""
+        return f"expected {_short(expected)}, got {_short(got)}"
+
+    def _asserts(self, program: str, tests: AssertTests) -> Iterator[str]:
+        solution = Solution(self.sandbox.start(program, "calls", self.limits))
+        try:
+            solution.begin()
+            yield from self._run_tests(solution, tests)
+        finally:
+            solution.end()
+
+    def _run_tests(self, solution: "Solution", tests: AssertTests) -> Iterator[str]:
+        source = {"prefix": tests.prefix, "names": tests.names, "tests": tests.tests}
+        tester = self.sandbox.start(json.dumps(source), "tests", self.limits)
+        nonce, done = secrets.token_hex(16), 0
+        tester.send(nonce.encode() + b"\n")
+        try:
+            while done < len(tests.tests):
+                line = tester.read_line()
+                if line is None:
+                    break
+                message = json.loads(line)
+                if "call" in message:
+                    tester.send(json.dumps(solution.call(message)).encode() + b"\n")
+                elif message.get("nonce") == nonce and message.get("test") == done:
+                    done += 1
+                    yield message["reason"]
+        finally:
+            outcome = tester.end()
+        if done < len(tests.tests):
+            if outcome.ending == "wall":
+                raise OutOfWallTime
+            raise ValueError(f"the tests of this row do not run: {outcome.problem or 'they end'}")
+
+
+class Solution:
+    """A program in a sandbox that answers calls of its functions."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._ended: Outcome | None = None
+
+    def begin(self) -> None:
+        """Wait until the program has run; ProgramEnded if it failed."""
+        reply = self._receive()
+        if "raised" in reply:
+            raise ProgramEnded(f"{reply['raised']}: {reply.get('message', '')!s:.200}")
+
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Call a function: a reply with its value, or with what it raised."""
+        self._running.send(json.dumps(request).encode() + b"\n")
+        return self._receive()
+
+    def end(self) -> Outcome:
+        if self._ended is None:
+            self._ended = self._running.end()
+        return self._ended
+
+    def _receive(self) -> dict[str, Any]:
+        line = self._running.read_line()
+        try:
+            reply = None if line is None else json.loads(line)
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict) or not {"ready", "value", "raised"} & reply.keys():
+            outcome = self.end()
+            if outcome.ending == "wall":
+                raise OutOfWallTime
+            ended = line is None and outcome.problem
+            raise ProgramEnded(ended or "it ended before it answered")
+        return reply
+
+
+def _value(reply: dict[str, Any]) -> Any:
+    try:
+        return unpack(reply.get("value"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _count(problem: Problem) -> int:
+    return len(problem.tests if isinstance(problem, AssertTests) else problem.inputs)
+
+
+def _short(value: Any) -> str:
+    text = value.strip() if isinstance(value, str) else value
+    return f"{text!r}" if len(repr(text)) <= SHOWN else f"{text!r:.{SHOWN}}..."

@@ -1,0 +1,1 @@
+"""Programming tasks: small problems with hidden tests, composed of operations by seed."""

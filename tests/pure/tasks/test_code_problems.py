@@ -1,0 +1,139 @@
+"""Rows of programming problems: the forms that datasets have, programs in texts, comparisons."""
+
+import json
+
+import pytest
+
+from sparrow.tasks.code.comparing import same_output, same_value
+from sparrow.tasks.code.judging import extract_program
+from sparrow.tasks.code.problems import (
+    AssertTests,
+    CallTests,
+    StdioTests,
+    is_problem,
+    parse_problem,
+)
+from sparrow.tasks.rows import parse_row
+
+STDIO = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
+CALLS = {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}
+CHECK = {
+    "prompt": "def add(a, b):\n    '''Add.'''\n",
+    "test": "def check(candidate):\n    assert candidate(1, 2) == 3",
+    "entry_point": "add",
+}
+ASSERTS = {"test_list": ["assert add(1, 2) == 3"], "test_setup_code": "import math"}
+
+
+@pytest.mark.parametrize("truth", [STDIO, CALLS, CHECK, ASSERTS])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_tests_are_read_in_every_form(truth: dict[str, object], as_text: bool) -> None:
+    given = json.dumps(truth) if as_text else truth
+    assert is_problem(given)
+    kinds = {"inputs": StdioTests, "fn_name": CallTests}
+    kind = next((kinds[key] for key in ("fn_name", "inputs") if key in truth), AssertTests)
+    assert isinstance(parse_problem(given), kind)
+
+
+@pytest.mark.parametrize("truth", ["7", "[1, 2]", ["7"], {"answer": 1}, 7, None, "{"])
+def test_other_ground_truths_are_no_problems(truth: object) -> None:
+    assert not is_problem(truth)
+
+
+def test_tests_one_by_one() -> None:
+    stdio = parse_problem([{"input": "1", "output": "2", "type": "stdin_stdout"}])
+    assert stdio == StdioTests(("1",), ("2",))
+    test = {"input": '[1, 2]\n"x"', "output": "true", "testtype": "functional"}
+    calls = parse_problem([{**test, "metadata": {"func_name": "f"}}])
+    assert calls == CallTests("f", ([[1, 2], "x"],), (True,), False)
+
+
+def test_names_of_the_solution_are_those_that_nobody_else_defines() -> None:
+    tests = ["assert math.isclose(area(2), 4)", "x = [side(i) for i in range(3)]\nassert sum(x)"]
+    problem = parse_problem({"test_list": tests, "test_setup_code": "import math"})
+    assert isinstance(problem, AssertTests)
+    assert problem.names == ("area", "side")
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"inputs": [], "outputs": []},
+        {"inputs": ["1"], "outputs": []},
+        {"inputs": "1", "outputs": "2"},
+        {"fn_name": "f", "inputs": [3], "outputs": [3]},
+        {"test": "def check(", "entry_point": "f"},
+        {"test": "pass", "entry_point": "f; import os"},
+        {"test_list": []},
+        {"test_list": ["assert ("]},
+        [{"input": "1", "output": "2", "type": "functional"}],
+        {},
+        3,
+    ],
+)
+def test_broken_tests_are_refused(truth: object) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_problem(truth)
+
+
+def test_columns_of_datasets() -> None:
+    rows = [
+        {"prompt": "p", "test": CHECK["test"], "entry_point": "add"},
+        {"prompt": "p", "test_list": ["assert f() == 1"]},
+        {"question": "p", "input_output": json.dumps(STDIO)},
+        {"prompt": "p", "reward_model": {"ground_truth": json.dumps(CALLS)}},
+    ]
+    assert all(is_problem(parse_row(row, 0).ground_truth) for row in rows)
+
+
+def test_the_last_block_of_python_after_the_thoughts_is_the_program() -> None:
+    text = (
+        "<think>```python\nno\n```</think>\n```python\na\n```\nthen\n```py\nb\n```\n```text\nc\n```"
+    )
+    assert extract_program(text) == "b\n"
+    assert extract_program("```\nplain\n```") == "plain\n"
+    for none in ("x = 1", "```python\nnot closed", "```sh\nls\n```", "</think>"):
+        assert extract_program(none) is None
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "same"),
+    [
+        ("1 2\n3", " 1  2 \n\n3\n", True),
+        ("1 2", "1 3", False),
+        ("1 2", "1 2 3", False),
+        ("0.5", "0.5000001", True),
+        ("0.5", "0.51", False),
+        ("10", "10.0", True),
+        ("10", "11", False),
+        ("1000000", "1000001", False),  # whole numbers have no tolerance
+        ("nan", "nan", True),
+        (["a", "b"], "a\nb", True),
+        ({"any": ["yes", "no"]}, "no", True),
+        ({"any": ["yes", "no"]}, "maybe", False),
+        ("", "", True),
+        ("1e400", "2e400", False),
+    ],
+)
+def test_outputs_are_compared_by_words(expected: object, got: str, same: bool) -> None:
+    assert same_output(expected, got, 1e-6) is same
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "same"),
+    [
+        ([1, [2, 3]], (1, (2, 3)), True),
+        ({"1": 2}, {1: 2}, True),
+        ({"1": 2}, {1: 2, 3: 4}, False),
+        (0.1 + 0.2, 0.3, True),
+        (3, 3.0, True),
+        (3, "3", False),
+        (True, 1, True),
+        ([1, 2], [2, 1], False),
+        (None, None, True),
+        ({"any": [1, 2]}, 2, True),
+        (10**400, 1.0, False),
+    ],
+)
+def test_values_are_compared_as_json(expected: object, got: object, same: bool) -> None:
+    assert same_value(expected, got, 1e-6) is same
