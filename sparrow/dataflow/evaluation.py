@@ -332,6 +332,7 @@ def evaluate(
         samples=params.n,
         seed=params.seed,
         left_out=tuple(left_out),
+        isolation=next((text for p in parts if (text := getattr(p.judge, "isolation", ""))), ""),
         cells=tuple(
             summarise(part.source, part.length, answered, problems)
             for part, answered, problems in zip(parts, answers, skipped, strict=True)

@@ -23,6 +23,7 @@ from sparrow.reporting.training import (
     REWARD,
     STEP_SECONDS,
 )
+from sparrow.schema.code import UNSAFE
 from sparrow.schema.run_folder import HeldOut, RunFolder, read_runs
 
 FEW = 3  # names that fit into a title
@@ -54,11 +55,17 @@ def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Pag
     default = " · ".join(names) if len(names) <= FEW else f"{len(names)} runs compared"
     return Page(
         title=title or default,
-        lead=TEXTS["lead"],
+        lead=" ".join([*unsafe_runs(runs), TEXTS["lead"]]),
         numbers=[] if several else numbers(runs[0]),
         sections=[section for section in sections if section is not None],
         foot=provenance(runs),
     )
+
+
+def unsafe_runs(runs: Sequence[RunFolder]) -> list[str]:
+    """A sentence that names the runs which judged programs without a sandbox."""
+    unsafe = [run.name for run in runs if run.settings.given.get("data.code.sandbox") == "unsafe"]
+    return [f"{UNSAFE} ({', '.join(unsafe)})."] if unsafe else []
 
 
 def numbers(run: RunFolder) -> list[Number]:

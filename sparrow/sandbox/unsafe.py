@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from sparrow.sandbox.base import INSIDE, Limits, Mode, Running, Sandbox, popen
+from sparrow.schema.code import UNSAFE
 
 
 class Unsafe(Sandbox):
@@ -16,7 +17,7 @@ class Unsafe(Sandbox):
 
     def __init__(self) -> None:
         version = ".".join(map(str, sys.version_info[:2]))
-        self.isolation = f"UNSAFE: no sandbox, programs run as this user (Python {version})"
+        self.isolation = f"{UNSAFE} (Python {version})"
         self._folder = tempfile.TemporaryDirectory(prefix="sparrow-unsafe-")
 
     def start(self, source: str, mode: Mode, limits: Limits) -> Running:

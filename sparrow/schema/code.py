@@ -6,6 +6,7 @@ from pydantic import Field
 
 from sparrow.schema.base import Record
 
+UNSAFE = "UNSAFE: no sandbox, programs run as this user"
 SandboxName = Literal["bwrap", "nsjail", "gvisor", "wasm", "unsafe"]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import AfterValidator, Field
 
 from sparrow.schema.base import Record, Table
-from sparrow.schema.code import CodeConfig
+from sparrow.schema.code import UNSAFE, CodeConfig
 from sparrow.schema.common import (
     NEEDS_BUDGET,
     ChatConfig,
@@ -205,6 +205,7 @@ class Evaluation(Table, Record):
     samples: int
     seed: int | None
     left_out: tuple[str, ...]  # rows of a file that cannot be used, and why
+    isolation: str = ""  # of the processes that judged; "": this one
     cells: tuple[EvaluationCell, ...]
 
     @property
@@ -214,11 +215,12 @@ class Evaluation(Table, Record):
 
     @property
     def problems(self) -> list[str]:
-        """Rows that were left out and judgements that failed, a line for each kind."""
+        """Judging without isolation, rows that were left out and judgements that failed."""
         left_out = [*self.left_out, *(problem for cell in self.cells for problem in cell.skipped)]
         judged = sum(cell.rows * cell.samples for cell in self.cells)
         fault = next((cell.fault for cell in self.cells if cell.failed), "")
-        return describe_problems(left_out, sum(cell.failed for cell in self.cells), judged, fault)
+        found = describe_problems(left_out, sum(cell.failed for cell in self.cells), judged, fault)
+        return [*([self.isolation] if UNSAFE in self.isolation else []), *found]
 
 
 def describe_problems(left_out: Sequence[str], failed: int, judged: int, fault: str) -> list[str]:

@@ -2,13 +2,17 @@
 
 import asyncio
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support import run_folders
 
+from sparrow.files import add_digest_line
+from sparrow.reporting.run_page import make_page
 from sparrow.sandbox.backends import open_sandbox
 from sparrow.sandbox.base import SandboxRefused
-from sparrow.schema.code import CodeConfig
+from sparrow.schema.code import UNSAFE, CodeConfig
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks.base import Example, FailedVerdict, Verdict
 from sparrow.tasks.choosing import open_judge, open_rows
@@ -270,3 +274,11 @@ def test_reasons_say_what_was_wrong(judge: ProgramJudge, program: str, reason: s
     found = verdict(judge, program, CALLS)
     assert reason in found.reason
     assert ("CPU" in found.reason) == (reason == "CPU time")
+
+
+def test_reports_say_that_there_was_no_sandbox(tmp_path: Path) -> None:
+    folder = run_folders.training(tmp_path / "run")
+    settings = folder / "config.resolved.toml"
+    text = settings.read_text().split("\n", 1)[1] + '\n[data.code]\nsandbox = "unsafe"\n'
+    settings.write_text(add_digest_line(text))
+    assert UNSAFE in make_page([folder]).lead
