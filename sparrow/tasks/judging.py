@@ -109,7 +109,7 @@ class Judges(CountingJudge):
         if not 0 < deadline < math.inf:
             raise ValueError(f"deadline must be above 0 seconds, got {deadline}")
         super().__init__()
-        self._score, self._deadline = score, deadline
+        self._score, self._deadline, self.workers = score, deadline, workers
         self._closed = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         usual = (f"{__name__}:make_scorer", {"score": score, "preload": list(preload)})
