@@ -65,6 +65,8 @@ def main() -> None:
         side = open_side(opening)
     except (ValueError, OSError, ImportError) as error:
         send(connection, WorkerFailed(reason=f"{error}", fatal=True))
+        if opening.remote:  # `sparrow worker` says the reason; a traceback is for log files
+            sys.exit(2)
         raise
     try:
         own = own_decoding(side) if opening.own_decoding else None

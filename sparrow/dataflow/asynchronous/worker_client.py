@@ -197,7 +197,7 @@ class RunSession:
         )
         self._weights: LoadWeights | None = None  # to load
         self._state = WeightsLoaded(version=0, seconds=0.0, tokens=0)  # of the worker process
-        self._dtype = ""
+        self._dtype = self._failed = ""  # failed: why the worker process cannot work
 
     async def run(self) -> None:
         """Answer prompts until the session ends, by one of the exceptions above."""
@@ -208,6 +208,8 @@ class RunSession:
                 for part in (self._read(reader), self._send(), self._poll(), self._load()):
                     tasks.create_task(part)
         except BaseExceptionGroup as group:
+            if self._failed:  # the run may have closed the session for it
+                raise WorkerRefused(self._failed) from None
             raise group.exceptions[0] from None
         finally:
             self._writer.transport.abort()
@@ -225,6 +227,7 @@ class RunSession:
             self._note(message)
             self._push(frame)
             if isinstance(message, WorkerFailed):
+                self._failed = message.reason
                 await asyncio.sleep(1.0)  # so that the run hears of it
                 raise WorkerRefused(message.reason)
 

@@ -1,5 +1,6 @@
 """Workers of other machines: the server beside the learner, and `sparrow worker` in a process."""
 
+import asyncio
 import json
 import os
 import platform
@@ -31,7 +32,7 @@ from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.run import open_run
 from sparrow.dataflow.run_files import lines_by_step, read_rollouts
 from sparrow.models.deltas import Delta, digest
-from sparrow.schema.asynchronous import WORKER_KEY, AsyncStatus, AuditConfig
+from sparrow.schema.asynchronous import WORKER_KEY, AsyncStatus, AuditConfig, WorkerConfig
 from sparrow.schema.base import to_dict
 from sparrow.schema.train import TrainConfig
 
@@ -46,6 +47,7 @@ from sparrow.dataflow.asynchronous.remote_workers import (  # noqa: E402
     RemoteSession,
     RemoteWorkers,
 )
+from sparrow.dataflow.asynchronous.worker_client import answer_prompts  # noqa: E402
 
 KEY = "a key of the tests, long enough"
 
@@ -233,6 +235,18 @@ def test_the_key_is_in_the_folder_unless_the_environment_has_one(
     (tmp_path / KEY_FILE).write_text("short")
     with pytest.raises(ValueError, match="16 characters"):
         remote_workers.worker_key(tmp_path)
+
+
+def test_a_worker_that_cannot_open_its_model_ends_with_the_reason(server: Server) -> None:
+    def lose() -> None:  # as the coordinator does
+        assert until(lambda: any(session.inbox for session in server.sessions), 120)
+        server.sessions[0].close()
+
+    threading.Thread(target=lose, daemon=True).start()
+    config = WorkerConfig(connect=server.workers.address, model="/nonexistent")
+    with pytest.raises(ValueError, match="/nonexistent"):
+        asyncio.run(answer_prompts(config, lambda text: None))
+    assert len(server.sessions) == 1
 
 
 # Runs, with `sparrow worker` in a process.
