@@ -98,6 +98,11 @@ class AsyncEngine:
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
+    @property
+    def running(self) -> bool:
+        """Whether the engine's thread takes commands."""
+        return self._thread is not None and not self._ended
+
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, **settings: Any
     ) -> list[Completion]:
@@ -215,7 +220,7 @@ class AsyncEngine:
         """
         until, arrived = 0.0, 0
         while True:
-            waits = self._engine.idle or self._engine.asleep
+            waits = self._engine.idle or not self._engine.ready
             if not waits and self._commands.empty() and time.monotonic() >= until:
                 return True
             try:

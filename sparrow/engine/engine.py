@@ -600,6 +600,11 @@ class Engine:
         self._allocate()
         self.asleep = False
 
+    @property
+    def ready(self) -> bool:
+        """Whether it can step: it is awake, and its weights were not dropped."""
+        return not self.asleep and self._weights.present
+
     def _require_awake(self) -> None:
         if self.asleep:
             raise ValueError("the engine sleeps: wake() it first")

@@ -80,7 +80,7 @@ def _about(service: Service, engine: Engine) -> Json:
     schedule = service.decoding.schedule
     return {
         "version": engine.version,
-        "digest": None if engine.asleep else f"{engine.digest():016x}",
+        "digest": f"{engine.digest():016x}" if engine.ready else None,
         "weights_id": service.weights_id,
         "asleep": engine.asleep,
         "samples_in_flight": service.sampler.in_flight,

@@ -16,7 +16,7 @@ from sparrow.schema.sampling import Completion
 from sparrow.serve import responses
 from sparrow.serve.parsing import MessageDelta, MessageParser, parse_message
 from sparrow.serve.responses import Json, TokenDraw, Usage
-from sparrow.serve.sampling import Piece
+from sparrow.serve.sampling import Failed, Piece
 from sparrow.serve.service import EncodedPrompt, Service
 
 
@@ -166,6 +166,8 @@ class TextAnswers(Answers):
 
     async def _score(self, prompt: EncodedPrompt) -> TokenLogprobs:
         def score(engine: Engine) -> TokenLogprobs:
+            if not engine.ready:
+                raise Failed("the engine sleeps or has no weights, try again later")
             return score_tokens(engine.model, prompt.ids, self.top_logprobs or 0)
 
         return await self.service.rollouts.run(score)

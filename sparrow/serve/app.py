@@ -71,9 +71,7 @@ def make_app(service: Service) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with _undisturbed():
             async with service.rollouts:
-                app.state.ready = True
                 yield
-                app.state.ready = False
 
     # FastAPI's own routes take a third of a millisecond more, and read bodies of any size.
     answering = [
@@ -83,7 +81,6 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="sparrow serve", version=__version__, lifespan=lifespan, routes=[*answering]
     )
-    app.state.ready = False
     app.add_middleware(RequestMiddleware, service=service, key=service.config.key)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(HttpError, _on_error)
@@ -119,9 +116,10 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        if app.state.ready:
+        if service.ready:
             return JSONResponse({"status": "ready"})
-        return error_response(503, "The server is starting or shutting down.", "not_ready")
+        text = "The server is starting or shutting down, sleeps, has no weights or has failed."
+        return error_response(503, text, "not_ready")
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -191,7 +189,7 @@ async def _answer(service: Service, kind: type[GenerationRequest], request: Requ
         service.metrics.disconnects.inc()
         return Response(status_code=499)
     except Failed as error:
-        return error_response(500, f"{error}.", "engine_error")
+        return error_response(500 if service.ready else 503, f"{error}.", "engine_error")
     return StreamingResponse(_chain(first, events), media_type="text/event-stream")
 
 

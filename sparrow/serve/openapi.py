@@ -23,7 +23,7 @@ STREAM: Json = {"text/event-stream": {}}
 ERRORS = {  # besides 500, and 401 where there is a key
     "/ready": (503,),
     "/v1/models/{name}": (404,),
-    **dict.fromkeys(BODIES, (400, 404, 413, 429)),
+    **dict.fromkeys(BODIES, (400, 404, 413, 429, 503)),
 }
 
 

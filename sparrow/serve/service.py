@@ -96,6 +96,11 @@ class Service:
         """The language that this thread may use."""
         return getattr(self._local, "language", self.language)
 
+    @property
+    def ready(self) -> bool:
+        """Whether it answers now; while the engine sleeps or has no weights, requests wait."""
+        return self.rollouts.running and self.engine.ready
+
     # Decoding.
 
     def resolve(self, options: SparrowOptions) -> ResolvedDecoding:

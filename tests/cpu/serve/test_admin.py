@@ -44,8 +44,8 @@ class Served:
         headers = {"Authorization": f"Bearer {KEY}"}
         return dict(httpx2.get(f"{self.root}/status", headers=headers).json())
 
-    def complete(self, tokens: int = 8) -> Any:
-        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": tokens, "seed": 7}
+    def complete(self, tokens: int = 8, **more: Any) -> Any:
+        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": tokens, "seed": 7, **more}
         body["sparrow"] = {"return_token_ids": True, "ignore_eos": True}
         headers = {"Authorization": f"Bearer {API_KEY}"}
         return httpx2.post(self.url, json=body, headers=headers, timeout=60)
@@ -119,6 +119,31 @@ def test_requests_wait_while_it_sleeps_and_can_be_aborted(served: Served) -> Non
         until(lambda: served.post("abort").json()["aborted"] or answer.done())
         assert answer.result().status_code in (200, 500)
     served.service.engine.check_integrity()
+
+
+def test_requests_wait_for_weights_that_were_dropped(served: Served) -> None:
+    ready = served.url.replace("/v1/completions", "/ready")
+    assert served.post("sleep", json={"weights": "drop"}).status_code == 200
+    assert httpx2.get(ready).status_code == 503
+    answer = served.post("wake")
+    assert (answer.status_code, answer.json()["digest"]) == (200, None)
+    assert httpx2.get(ready).status_code == 503
+    assert served.complete(0, echo=True, logprobs=1).status_code == 503
+    with ThreadPoolExecutor(1) as clients:
+        waiting = clients.submit(served.complete)
+        until(lambda: served.status()["samples_in_flight"] == 1)
+        whole = Delta.whole(served.weights, version=1).encode()
+        assert served.post("weights", content=whole).status_code == 200
+        assert waiting.result().status_code == 200
+    assert httpx2.get(ready).status_code == 200
+
+
+def test_a_server_whose_engine_has_failed_is_not_ready(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.service.engine, "step", lambda: 1 / 0)
+    assert served.complete().status_code == 500
+    assert httpx2.get(served.url.replace("/v1/completions", "/ready")).status_code == 503
 
 
 def test_the_schedule_of_requests_that_name_none(served: Served) -> None:
