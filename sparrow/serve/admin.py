@@ -44,9 +44,10 @@ Action = Callable[[Service, Request], Awaitable[Json]]
 
 
 def make_admin_app(service: Service) -> Starlette:
-    """The app over a service whose engine another app runs."""
+    """The app over a service whose engine another app runs, and is awake."""
+    most = SPARE + sum(view.nbytes for view in hf_views(service.engine.model).values())
     actions: dict[str, Action] = {
-        "weights": _weights,
+        "weights": partial(_weights, most),
         "adapter": _adapter,
         "schedule": _schedule,
         "sleep": _sleep,
@@ -89,7 +90,7 @@ def _about(service: Service, engine: Engine) -> Json:
     }
 
 
-async def _weights(service: Service, request: Request) -> Json:
+async def _weights(most: int, service: Service, request: Request) -> Json:
     in_flight = request.query_params.get("in_flight", "recompute")
     if in_flight not in get_args(InFlight):
         raise HttpError(
@@ -99,7 +100,6 @@ async def _weights(service: Service, request: Request) -> Json:
             "in_flight",
         )
     reset = request.query_params.get("reset", "false") == "true"
-    most = SPARE + sum(view.nbytes for view in hf_views(service.engine.model).values())
     data = await read_body(request, most)
     try:
         delta = Delta.decode(data)

@@ -109,6 +109,9 @@ def test_requests_wait_while_it_sleeps_and_can_be_aborted(served: Served) -> Non
     assert served.post("sleep", json={"weights": "host"}).json()["asleep"]
     assert served.post("sleep").status_code == 409
     assert served.post("sleep", content=b"[").status_code == 400
+    whole = Delta.whole(served.weights, version=1).encode()
+    refused = served.post("weights", content=whole)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "refused")
     with ThreadPoolExecutor(1) as clients:
         answer = clients.submit(served.complete)
         until(lambda: served.status()["samples_in_flight"] == 1)
