@@ -215,7 +215,7 @@ class ServerBackend(RolloutBackend):
     """Servers that answer prompts, and get the learner's weights between rollouts or during them.
 
     starts: makes the weights that a run starts from in a dtype; None: servers keep their own. Of
-    several ranks the first sends.
+    several ranks the first sends. check: refuses servers by a ValueError, before any is changed.
     """
 
     def __init__(
@@ -223,11 +223,14 @@ class ServerBackend(RolloutBackend):
         urls: Iterable[str],
         *,
         starts: Callable[[str], Mapping[str, Tensor]] | None,
+        check: Callable[[RolloutServer], None] = lambda server: None,
         world: World | None = None,
         report: Report = print,
     ) -> None:
         self.sends, self.report, self.world = starts is not None, report, world or World()
         self.servers = [RolloutServer(url, sends=self.sends) for url in urls]
+        for server in self.servers:
+            check(server)
         lengths = [s.max_context for s in self.servers if s.max_context is not None]
         self.max_context: int = min(lengths, default=2**31)
         self.max_running = sum(server.capacity or USUAL for server in self.servers)

@@ -14,8 +14,9 @@ import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -68,6 +69,9 @@ from sparrow.training.objectives.algorithms import Algorithm, make_algorithm
 from sparrow.training.policy import Policy, shard
 from sparrow.training.world import World, join_world, rank_device
 from sparrow.training.world import current_rank as current_rank  # for the command line
+
+if TYPE_CHECKING:
+    from sparrow.dataflow.servers import RolloutServer
 
 GIB = 2**30
 
@@ -643,34 +647,43 @@ def _servers(
     def starts(dtype: str) -> Mapping[str, torch.Tensor]:
         return hf_views(load(config.model.name, dtype=dtype, device="cpu"))
 
-    fixed, urls = config.rollout.fixed_weights, config.rollout.url
-    backend = ServerBackend(urls, starts=None if fixed else starts, world=world, report=report)
-    if backend.max_context < sampling.longest:
-        raise ValueError(
-            f"rollout.url: a sequence may have {sampling.longest} tokens, a server takes "
-            f"{backend.max_context}; lower rollout.max_tokens or rollout.max_prompt"
-        )
-    foreign = [server.url for server in backend.servers if not server.is_sparrow]
-    if foreign and (sampling.schedule is not None or config.gate.mode == "act"):
-        raise ValueError(
-            f"rollout.url: {foreign[0]} has dense decoding and returns no hidden states; it needs "
-            "gate.mode = warn or off, and no budget or schedule"
-        )
-    rule = None if sampling.decoding.rule is None else sampling.decoding.rule.describe()
-    for server in backend.servers:
-        if server.is_sparrow and server.identity != sampling.identity:
-            raise ValueError(
-                f"rollout.url: {server.url} has a model of another configuration or tokenizer "
-                f"than {config.model.name}"
-            )
-        if rule is not None and server.rule != rule:
-            raise ValueError(
-                f"rollout.url: {server.url} runs {server.rule}, this run {rule}; start it with the "
-                "--schedule or --flow of this run"
-            )
+    fixed = config.rollout.fixed_weights
+    backend = ServerBackend(
+        config.rollout.url,
+        starts=None if fixed else starts,
+        check=partial(_check_server, config, sampling),
+        world=world,
+        report=report,
+    )
     if fixed:
         report("rollout.fixed_weights: servers keep their weights, so rollouts become off-policy")
     return backend
+
+
+def _check_server(config: TrainConfig, sampling: _Sampling, server: "RolloutServer") -> None:
+    """Refuse a server that cannot answer the prompts of a run."""
+    rule = None if sampling.decoding.rule is None else sampling.decoding.rule.describe()
+    if server.is_sparrow and server.identity != sampling.identity:
+        raise ValueError(
+            f"rollout.url: {server.url} has a model of another configuration or tokenizer "
+            f"than {config.model.name}"
+        )
+    if server.max_context is not None and server.max_context < sampling.longest:
+        raise ValueError(
+            f"rollout.url: a sequence may have {sampling.longest} tokens, {server.url} takes "
+            f"{server.max_context}; lower rollout.max_tokens or rollout.max_prompt"
+        )
+    sparse = sampling.schedule is not None
+    if not server.is_sparrow and (sparse or config.gate.mode == "act"):
+        raise ValueError(
+            f"rollout.url: {server.url} has dense decoding and returns no hidden states; it needs "
+            "gate.mode = warn or off, and no budget or schedule"
+        )
+    if rule is not None and server.rule != rule:
+        raise ValueError(
+            f"rollout.url: {server.url} runs {server.rule}, this run {rule}; start it with the "
+            "--schedule or --flow of this run"
+        )
 
 
 def _drop_overlong(rows: Examples, language: Language, most: int, report: Report) -> Examples:

@@ -428,8 +428,11 @@ def test_a_server_with_another_rule_is_refused_at_the_start(model: Path, tmp_pat
     Schedule.fixed(48, dense_layers=(0, 1)).save(schedule)
     with serving(str(model), dtype="float32", kv_gib=0.01, **KEYS) as running:
         rollout = {"url": [running.url], "attention": {"schedule": str(schedule)}}
+        before = running.service.weights_id
+        new = model_folder(tmp_path / "new", size=5.0)
         with pytest.raises(ValueError, match="--schedule"):
-            run_whole(model, tmp_path / "run", rollout)
+            run_whole(new, tmp_path / "run", rollout)
+        assert running.service.weights_id == before  # nothing was sent
 
 
 @pytest.mark.slow
