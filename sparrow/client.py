@@ -33,6 +33,7 @@ from sparrow.schema.sampling import (
     SamplingParams,
 )
 from sparrow.schema.serve import DAMAGED, DIGEST, Capabilities
+from sparrow.schema.types import clean_key
 
 LOST = (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout)  # worth a retry
 PROBE = SamplingParams(max_tokens=4, top_k=1)  # the only token that may be drawn: log-prob 0
@@ -100,8 +101,9 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         """
         self.base_url, self.model, self.retries = base_url.rstrip("/"), model, retries
         self._capabilities: Capabilities | None = None
+        key = clean_key(api_key or "", "api_key")
         self._settings: Json = {
-            "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            "headers": {"Authorization": f"Bearer {key}"} if key else {},
             "timeout": httpx2.Timeout(timeout, connect=min(timeout or 10.0, 10.0), pool=None),
             "limits": httpx2.Limits(max_connections=256),
         }

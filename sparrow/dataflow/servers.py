@@ -12,7 +12,6 @@ several answers to one request only the one that arrived is used.
 """
 
 import asyncio
-import os
 import random
 import secrets
 import threading
@@ -37,7 +36,7 @@ from sparrow.schema.base import to_dict
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.serve import ADMIN_KEY, DAMAGED, DIGEST, KEY
-from sparrow.schema.types import InFlight
+from sparrow.schema.types import InFlight, environment_key
 from sparrow.training.world import World
 
 ATTEMPTS = 16  # of a request, before its episode fails
@@ -124,11 +123,11 @@ class RolloutServer:
         self.dtype = self.status()["dtype"] if sends else ""
 
     def client(self) -> Client:
-        return Client(self.url, os.environ.get(KEY) or None, retries=2)
+        return Client(self.url, environment_key(KEY), retries=2)
 
     def async_client(self) -> AsyncClient:
-        key, model = os.environ.get(KEY) or None, self.about.model
-        return AsyncClient(self.url, key, model, timeout=None, retries=0)
+        key = environment_key(KEY)
+        return AsyncClient(self.url, key, self.about.model, timeout=None, retries=0)
 
     def describe(self) -> str:
         return ", ".join(filter(None, (self.url, self.about.server, self.about.model, self.dtype)))
@@ -195,8 +194,10 @@ class RolloutServer:
     def _send(
         self, method: str, what: str, query: Mapping[str, str] | None = None, body: bytes = b""
     ) -> dict[str, Any]:
-        headers = {"Authorization": f"Bearer {os.environ.get(ADMIN_KEY, '')}"}
-        headers[DIGEST] = http_digest(body)
+        key = environment_key(ADMIN_KEY)
+        if key is None:
+            raise ServerError(f"{ADMIN_KEY} is not set: the key of the admin port of {self.url}")
+        headers = {"Authorization": f"Bearer {key}", DIGEST: http_digest(body)}
         url = f"{self._admin}/{what}"
         try:
             response = httpx2.request(

@@ -1,6 +1,5 @@
 """The configuration of `sparrow serve`, and what a client finds out about a server."""
 
-import os
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -9,7 +8,16 @@ from sparrow.schema.base import Record
 from sparrow.schema.common import NEEDS_BUDGET
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.sampling import Decoding, DraftTokens
-from sparrow.schema.types import Budget, Count, Directory, Gib, Name, Seconds, Tokens
+from sparrow.schema.types import (
+    Budget,
+    Count,
+    Directory,
+    Gib,
+    Name,
+    Seconds,
+    Tokens,
+    environment_key,
+)
 
 DIGEST, DAMAGED = "content-digest", "damaged_body"  # a header, and the error of a wrong one
 LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -71,12 +79,12 @@ class ServeConfig(Record):
     @property
     def admin_secret(self) -> str | None:
         """The key of the admin port, also from the environment."""
-        return self.admin_key or os.environ.get(ADMIN_KEY) or None
+        return self.admin_key or environment_key(ADMIN_KEY)
 
     @property
     def key(self) -> str | None:
         """The key that clients need, also from the environment."""
-        return self.api_key or os.environ.get(KEY) or None
+        return self.api_key or environment_key(KEY)
 
 
 class Capabilities(Record):

@@ -3,6 +3,7 @@
 Beyond the bounds arithmetic overflows, memory runs out, or a preview takes hours.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -77,6 +78,19 @@ def plain_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise ValueError("http://HOST:PORT/v1 or https://..., without a name or a key")
     return url
+
+
+def clean_key(text: str, name: str) -> str:
+    """A key without the space around it; what no header can have is refused, and never shown."""
+    key = text.strip()
+    if not all(" " <= character <= "~" for character in key):
+        raise ValueError(f"{name}: a key has printable ASCII characters alone")
+    return key
+
+
+def environment_key(name: str) -> str | None:
+    """The key in a variable of the environment; None: it is not set, or empty."""
+    return clean_key(os.environ.get(name, ""), name) or None
 
 
 def _several(value: object) -> object:

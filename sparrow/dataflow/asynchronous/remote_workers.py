@@ -40,6 +40,7 @@ from sparrow.schema.asynchronous import WORKER_KEY
 from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.simulation import listening_address
 from sparrow.schema.train import TrainConfig
+from sparrow.schema.types import environment_key
 
 KEY_FILE = "worker_key"
 SMALL = 2**16  # bytes of a body without frames
@@ -289,7 +290,7 @@ class RemoteWorkers:
 
 def worker_key(folder: Path) -> str:
     """The key of the run's workers: of the environment, otherwise a random one in its folder."""
-    if key := os.environ.get(WORKER_KEY):
+    if key := environment_key(WORKER_KEY):
         return key
     file = folder / KEY_FILE
     with suppress(FileExistsError):

@@ -46,6 +46,7 @@ from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation, outcome, outcome_shares
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
+from sparrow.schema.types import environment_key
 from sparrow.sparse.flows.flow import Flow
 from sparrow.tasks.base import Examples
 from sparrow.training.objectives.algorithms import Algorithm
@@ -155,7 +156,7 @@ class AsyncRolloutSide(RolloutProtocol):
         self.remote = RemoteWorkers(
             self.config, self.folder, versions, coordinator.join, model=identity
         )
-        key = WORKER_KEY if os.environ.get(WORKER_KEY) else str(self.folder / KEY_FILE)
+        key = WORKER_KEY if environment_key(WORKER_KEY) else str(self.folder / KEY_FILE)
         text = f"sparrow worker --connect {self.remote.address} (key: {key})"
         self.callbacks.event(text)
 

@@ -45,7 +45,7 @@ from sparrow.dataflow.asynchronous.workers import WorkerProcess
 from sparrow.schema.asynchronous import WORKER_KEY, WorkerConfig
 from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.train import TrainConfig, code_settings
-from sparrow.schema.types import Report
+from sparrow.schema.types import Report, environment_key
 
 WAIT = 20.0  # seconds that a request waits for messages
 TIMEOUT = httpx2.Timeout(WAIT + 20.0, connect=10.0)
@@ -100,6 +100,8 @@ class RunLine:
                 if response.status_code == 200:
                     return self._answered(read(response.content))
                 problem = self._refusal(response)
+            except httpx2.LocalProtocolError as error:
+                problem = self._refused_again(f"the request cannot be sent: {error}")
             except (httpx2.RequestError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
             await self._pause(problem, pause)
@@ -121,6 +123,8 @@ class RunLine:
                         return self._answered(unseal(bytes(data)))
                     await response.aread()
                     problem = self._refusal(response)
+            except httpx2.LocalProtocolError as error:
+                problem = self._refused_again(f"the request cannot be sent: {error}")
             except httpx2.RequestError as error:
                 problem = f"{type(error).__name__}: {error}"
             except ValueError as error:
@@ -145,24 +149,25 @@ class RunLine:
         return answer
 
     def _refusal(self, response: httpx2.Response) -> str:
-        """Why a request is to be repeated; raises where that is of no use.
-
-        What once was answered may only be damaged now: it is repeated some times.
-        """
+        """Why a request is to be repeated; raises where that is of no use."""
         text, code = response.text[:300], ""
         with suppress(ValueError, TypeError, LookupError):
             document = response.json()
             text, code = str(document["error"])[:300], str(document["code"])
         if (kind := ENDS.get(code)) is not None:
             raise kind(text)
-        final = response.status_code in FINAL
-        self._refused += final
-        if final and (not self._known or self._refused >= MOST_REFUSED):
-            hint = f"; is {WORKER_KEY} that of the run?" if response.status_code == 401 else ""
-            raise WorkerRefused(
-                f"the run refuses this worker ({response.status_code}): {text}{hint}"
-            )
-        return f"{response.status_code}: {text}"
+        status = response.status_code
+        if status in FINAL:
+            hint = f"; is {WORKER_KEY} that of the run?" if status == 401 else ""
+            self._refused_again(f"the run refuses this worker ({status}): {text}{hint}")
+        return f"{status}: {text}"
+
+    def _refused_again(self, problem: str) -> str:
+        """Give up; but what once was answered may only be damaged now, and is repeated."""
+        self._refused += 1
+        if not self._known or self._refused >= MOST_REFUSED:
+            raise WorkerRefused(problem)
+        return problem
 
     async def _pause(self, problem: str, seconds: float) -> None:
         """Wait; a problem of another kind than the one before is reported."""
@@ -313,7 +318,7 @@ class RunSession:
 
 async def answer_prompts(config: WorkerConfig, report: Report) -> bool:
     """Work for a run until it has ended; False: it was interrupted."""
-    key = os.environ.get(WORKER_KEY)
+    key = environment_key(WORKER_KEY)
     if not key:
         raise ValueError(
             f"{WORKER_KEY} is not set: the key of the run, from its environment or "

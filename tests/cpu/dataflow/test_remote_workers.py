@@ -47,7 +47,11 @@ from sparrow.dataflow.asynchronous.remote_workers import (  # noqa: E402
     RemoteSession,
     RemoteWorkers,
 )
-from sparrow.dataflow.asynchronous.worker_client import answer_prompts  # noqa: E402
+from sparrow.dataflow.asynchronous.worker_client import (  # noqa: E402
+    RunLine,
+    WorkerRefused,
+    answer_prompts,
+)
 
 KEY = "a key of the tests, long enough"
 
@@ -247,6 +251,21 @@ def test_a_worker_that_cannot_open_its_model_ends_with_the_reason(server: Server
     with pytest.raises(ValueError, match="/nonexistent"):
         asyncio.run(answer_prompts(config, lambda text: None))
     assert len(server.sessions) == 1
+
+
+def test_a_request_that_cannot_be_sent_is_not_repeated_for_ever(server: Server) -> None:
+    async def ask(line: RunLine) -> None:
+        line.session = "a name\nthat no header can have"
+        with pytest.raises(WorkerRefused, match="cannot be sent"):
+            await line.post("leave", b"", unseal)
+        with pytest.raises(WorkerRefused, match="cannot be sent"):
+            await line.fetch("file", key="data.rows")
+
+    async def work() -> None:
+        async with httpx2.AsyncClient(base_url=server.client.base_url) as http:
+            await ask(RunLine(http, lambda text: None))
+
+    asyncio.run(work())
 
 
 # Runs, with `sparrow worker` in a process.

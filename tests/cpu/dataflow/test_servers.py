@@ -387,6 +387,9 @@ def test_what_cannot_be_used_is_said(
         monkeypatch.setenv("SPARROW_ADMIN_KEY", "another-key")
         with pytest.raises(ServerError, match="SPARROW_ADMIN_KEY"):
             ServerBackend([closed.url], starts=dict)
+        monkeypatch.setenv("SPARROW_ADMIN_KEY", "")
+        with pytest.raises(ServerError, match="SPARROW_ADMIN_KEY is not set"):
+            ServerBackend([closed.url], starts=dict)
         monkeypatch.setenv("SPARROW_API_KEY", "another-key")
         with pytest.raises(ServerError, match="key"):
             ServerBackend([closed.url], starts=dict)

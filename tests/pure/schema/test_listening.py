@@ -1,4 +1,4 @@
-"""Addresses that a run listens on, and options of workers."""
+"""Addresses that a run listens on, options of workers, and keys."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 
 from sparrow.schema.asynchronous import WorkerConfig
 from sparrow.schema.simulation import TrainDispatchConfig, listening_address
+from sparrow.schema.types import environment_key
 
 
 def test_hosts_and_ports() -> None:
@@ -35,3 +36,16 @@ def test_somebody_must_answer() -> None:
 def test_workers_that_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         WorkerConfig(**{"connect": "http://host:1", **wrong})
+
+
+def test_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("A_KEY", raising=False)
+    assert environment_key("A_KEY") is None
+    for given, key in (("", None), (" \n", None), ("a secret\n", "a secret")):
+        monkeypatch.setenv("A_KEY", given)
+        assert environment_key("A_KEY") == key
+    for wrong in ("secret\nsecret", "secr\u00e9t", "secr\udcfft"):
+        monkeypatch.setenv("A_KEY", wrong)
+        with pytest.raises(ValueError, match="A_KEY") as raised:
+            environment_key("A_KEY")
+        assert "secr" not in str(raised.value)
