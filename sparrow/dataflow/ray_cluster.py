@@ -124,7 +124,8 @@ def _cluster(config: TrainConfig, report: Report) -> Iterator[None]:
     if address == LOCAL:
         each = actor_resources(config)
         needed = sum(n * each[role]["CPU"] for role, n in count_actors(config).items())
-        settings = {"num_cpus": max(os.cpu_count() or 1, int(needed)), "include_dashboard": False}
+        cpus = max(os.cpu_count() or 1, int(needed))
+        settings = {"address": LOCAL, "num_cpus": cpus, "include_dashboard": False}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     else:
         _require_reachable(str(address))
@@ -133,7 +134,7 @@ def _cluster(config: TrainConfig, report: Report) -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in SIGNALS} if main else {}
     try:
         ray.init(**settings, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, OSError, RuntimeError) as error:
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         raise ValueError(f"run.ray: no cluster at {address}: {error}") from error
     for number, handler in handlers.items():  # it sets its own
         signal.signal(number, handler)

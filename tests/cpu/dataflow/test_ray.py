@@ -27,7 +27,7 @@ pytest.importorskip("ray")
 
 from ray.cluster_utils import Cluster
 
-from sparrow.dataflow.ray_cluster import _WorkerActor, train_on_ray
+from sparrow.dataflow.ray_cluster import _cluster, _WorkerActor, train_on_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WORKERS = 4  # CPUs of the second node: two rollout workers with their judges
@@ -166,10 +166,20 @@ def test_a_stop_saves_a_checkpoint_and_the_same_call_resumes(
 def test_a_cluster_that_is_not_there(chat_model: Path, rows: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    run = {"ray": f"127.0.0.1:{port}"}
-    config = row_config(chat_model, tmp_path / "run", rows, "async", run=run)
-    with pytest.raises(ValueError, match="no cluster at"):
-        train_on_ray(config)
+    for address in (f"127.0.0.1:{port}", "nosuch"):
+        config = row_config(chat_model, tmp_path / "run", rows, "async", run={"ray": address})
+        with pytest.raises(ValueError, match=r"run\.ray: no cluster at"):
+            train_on_ray(config)
+
+
+def test_a_cluster_of_this_machine_is_not_another_one(
+    chat_model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    config = row_config(chat_model, tmp_path / "run", rows, "async", run={"ray": "local"})
+    said: list[str] = []
+    with _cluster(config, said.append):
+        assert said[0].startswith("Ray cluster of 1 machines")
 
 
 def test_a_setting_that_a_worker_refuses_ends_the_run(
