@@ -125,7 +125,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
 
     async def models(self) -> list[Json]:
         """Return the models of the server, as it describes them."""
-        return list((await self._send("models")).get("data", ()))
+        return _objects((await self._send("models")).get("data"))
 
     async def health(self) -> bool:
         """Return whether the server answers; it is asked once."""
@@ -170,7 +170,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
                 response = await self._request(f"{self.base_url}/{route}", body)
             except LOST as error:
                 failure = ClientError(f"{self.base_url} cannot be reached: {error!r}")
-            except httpx2.TransportError as error:
+            except (httpx2.TransportError, httpx2.InvalidURL) as error:
                 raise ClientError(f"{self.base_url} did not answer: {error!r}") from error
             else:
                 data = _object(response)
@@ -300,7 +300,7 @@ class _Answer:
 
 
 def _answers(whole: Json) -> list[_Answer]:
-    choices = sorted(whole.get("choices") or (), key=lambda choice: choice.get("index", 0))
+    choices = sorted(_objects(whole.get("choices")), key=lambda choice: choice.get("index", 0))
     if not choices:
         raise ClientError("the answer has no choices")
     return [_Answer(choice, whole) for choice in choices]
@@ -322,6 +322,11 @@ def _object(response: httpx2.Response) -> Json:
     except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _objects(value: object) -> list[Json]:
+    """The objects of a list; none where it is no list."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _error(response: httpx2.Response, data: Json) -> ClientError:

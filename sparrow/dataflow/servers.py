@@ -102,7 +102,7 @@ class RolloutServer:
         try:
             with self.client() as client:
                 self.about = client.capabilities()
-                model = next(m for m in client.models() if m["id"] == self.about.model)
+                model = next(m for m in client.models() if str(m.get("id")) == self.about.model)
         except ClientError as error:
             hint = "" if self.url.endswith("/v1") else "; does the URL end in /v1?"
             raise ServerError(f"{self.url}: {error}{hint}") from error

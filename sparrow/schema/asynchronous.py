@@ -11,7 +11,16 @@ from sparrow.schema.common import Device
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.run_folder import ActionLine, Measured, Shown
 from sparrow.schema.sampling import Decoding
-from sparrow.schema.types import Budget, Count, Directory, FolderName, Gib, Name, Workers
+from sparrow.schema.types import (
+    Budget,
+    Count,
+    Directory,
+    FolderName,
+    Gib,
+    Name,
+    Workers,
+    is_web_address,
+)
 
 PROMPTS = "prompts.sqlite"  # the ledger of prompts of an asynchronous run
 WORKER_KEY = "SPARROW_WORKER_KEY"  # of the environment: the key of workers on other machines
@@ -98,8 +107,8 @@ class WorkerConfig(Record):
     def _check(self) -> None:
         one = self.budget is None or self.schedule is None
         self.require(one, "budget", "one of budget and schedule")
-        web = self.connect.startswith(("http://", "https://"))
-        self.require(web, "connect", "an address that begins with http:// or https://")
+        web = is_web_address(self.connect)
+        self.require(web, "connect", "http://HOST:PORT or https://..., without a name or a key")
 
     @property
     def own_decoding(self) -> bool:

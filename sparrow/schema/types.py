@@ -74,10 +74,19 @@ def folder_name(name: str) -> str:
 
 def plain_url(url: str) -> str:
     """Refuse what is no http address, and keys within it, which files of a run would keep."""
-    parts = urlsplit(refuse_control(url))
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    if not is_web_address(refuse_control(url)):
         raise ValueError("http://HOST:PORT/v1 or https://..., without a name or a key")
     return url
+
+
+def is_web_address(url: str) -> bool:
+    """Whether it is an http address without a name or a key; its host may not exist."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 (ValueError for one that is none)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
 
 
 def clean_key(text: str, name: str) -> str:

@@ -336,7 +336,7 @@ async def answer_prompts(config: WorkerConfig, report: Report) -> bool:
             await _work(config, line, report)
         except RunEnded:
             report("the run has ended")
-        except WorkerRefused as error:
+        except (WorkerRefused, httpx2.InvalidURL) as error:
             raise ValueError(str(error)) from error
         except asyncio.CancelledError:
             return False
@@ -389,7 +389,7 @@ async def _join(config: WorkerConfig, line: RunLine) -> Joined:
 
 async def _opening(config: WorkerConfig, line: RunLine, joined: Joined, folder: Path) -> Open:
     """The first message to the worker process: the run's configuration, changed for this place."""
-    settings = json.loads(joined.config)
+    settings = json.loads(TrainConfig.model_validate_json(joined.config).model_dump_json())
     for key in set(FILES) & set(joined.files):
         *sections, name = key.split(".")
         table = _table(settings, sections)

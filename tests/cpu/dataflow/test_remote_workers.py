@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -266,6 +267,16 @@ def test_a_request_that_cannot_be_sent_is_not_repeated_for_ever(server: Server) 
             await ask(RunLine(http, lambda text: None))
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("given", ["{}", "[]"])
+def test_a_configuration_that_is_none_is_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    false = SimpleNamespace(model_dump_json=lambda: given)
+    monkeypatch.setattr(server.workers, "_config", false)
+    with pytest.raises(ValueError, match=r"object|required"):
+        asyncio.run(answer_prompts(WorkerConfig(connect=server.workers.address), lambda text: None))
 
 
 # Runs, with `sparrow worker` in a process.

@@ -393,7 +393,8 @@ def test_what_cannot_be_used_is_said(
         monkeypatch.setenv("SPARROW_API_KEY", "another-key")
         with pytest.raises(ServerError, match="key"):
             ServerBackend([closed.url], starts=dict)
-    for url in ("ftp://host/v1", "http://name:secret@host/v1", "host:8000/v1"):
+    ports = ("http://host:abc/v1", "http://host:99999/v1")
+    for url in ("ftp://host/v1", "http://name:secret@host/v1", "host:8000/v1", *ports):
         with pytest.raises(ValueError, match="url"):
             config(model, tmp_path / "c", rollout={"url": [url]})
 

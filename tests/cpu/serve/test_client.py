@@ -306,3 +306,11 @@ def test_answers_that_are_no_completions() -> None:
     refused = pytest.raises(ClientError, match="equal lengths")
     with answering(answer) as url, Client(url) as client, refused:
         client.complete("a text", SamplingParams())
+
+
+@pytest.mark.parametrize("given", [[1, None], 5, {"a": 1}])
+def test_lists_that_are_none(given: Any) -> None:
+    with answering(lambda path, body: (200, {"data": given}, {})) as url, Client(url) as client:
+        assert client.models() == []
+        with pytest.raises(ClientError, match="must be one of"):
+            client.capabilities()

@@ -31,7 +31,14 @@ def test_somebody_must_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"connect": "host:1"}, {"budget": 64, "schedule": "x"}, {"name": "../x"}]
+    "wrong",
+    [
+        *(
+            {"connect": text}
+            for text in ("host:1", "http://h:abc", "http://h:99999", "http://[::1")
+        ),
+        *({"budget": 64, "schedule": "x"}, {"name": "../x"}),
+    ],
 )
 def test_workers_that_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
