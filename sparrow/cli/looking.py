@@ -86,7 +86,7 @@ def _lines(found: RunStatus) -> Lines:
         ("gate", "\n".join(actions) or "no action"),
         ("checkpoint", saved),
         ("last written", wrote),
-        *([] if found.live is None else _live(found.live)),
+        *([] if found.live is None else _live(found.live, running=found.state == "running")),
     ]
     return [(name, text) for name, text in lines if text]
 
@@ -105,7 +105,8 @@ def _metrics(values: Mapping[str, float | None]) -> str:
     return ", ".join(f"{c.title} {value:{c.form}}" for c, value in pairs if value is not None)
 
 
-def _live(live: AsyncStatus) -> Lines:
+def _live(live: AsyncStatus, *, running: bool) -> Lines:
+    """What the run's process has written; of its workers only while there are any."""
     idle = [
         f"{side} {share:.0%}"
         for side, share in (("rollout", live.rollout_idle), ("learner", live.learner_idle))
@@ -114,6 +115,11 @@ def _live(live: AsyncStatus) -> Lines:
     worker = "none" if live.worker_pid is None else f"process {live.worker_pid}"
     ready = f"{live.under_way} prompts under way, {live.buffer} groups ready, {live.batch} a step"
     waiting = f"; evaluations waiting: {live.evaluations_waiting}"
+    workers = [
+        ("worker", f"{worker}; restarts: {live.worker_restarts}"),
+        ("workers", "\n".join(map(_worker, live.workers))),
+        ("connect", f"sparrow worker --connect {live.address}" if live.address else ""),
+    ]
     return [
         ("phase", live.phase + waiting * bool(live.evaluations_waiting)),
         ("weights", f"version {live.version}, staleness at most {live.staleness}"),
@@ -121,9 +127,7 @@ def _live(live: AsyncStatus) -> Lines:
         ("idle", ", ".join(idle)),
         ("advice", live.advice),
         ("dropped", f"{_reasons(live.dropped)}; {live.again} dispatched again"),
-        ("worker", f"{worker}; restarts: {live.worker_restarts}"),
-        ("workers", "\n".join(map(_worker, live.workers))),
-        ("connect", f"sparrow worker --connect {live.address}" if live.address else ""),
+        *(workers if running else ()),
     ]
 
 

@@ -101,6 +101,8 @@ def test_a_status_without_a_process_is_stale(tmp_path: Path) -> None:
         ended = cli.run("status", folder)
         assert ended.code == 1
         assert f"run: {state}" in ended.stdout
+        for gone in ("4343", "far", "--connect"):  # its workers
+            assert gone not in ended.stdout
     async_runs.status(time=time.time() - 500).save(folder)
     assert (
         "'learning', 500 s ago, but no process has the run open" in cli.run("status", folder).said
