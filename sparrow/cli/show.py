@@ -178,7 +178,7 @@ def simulate(config: SimulateConfig, *, json: AsJson = False) -> None:
         result.rows,
         f"{columns} dropped again",
         caption="age: of used tokens in versions, mean; wasted: share of the generated tokens",
-        seconds_a_step=lambda run: round(run.seconds_per_step, 1),
+        seconds_a_step=lambda run: run.seconds_per_step and round(run.seconds_per_step, 1),
         age=lambda run: run.token_staleness,
         dropped=lambda run: ", ".join(f"{n} {why}" for why, n in run.dropped.items()) or "none",
     )

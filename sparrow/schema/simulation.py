@@ -138,8 +138,8 @@ class SimulatedRun(Record):
 
     staleness: int
     steps: int
-    seconds_per_step: float  # of the second half of the time
-    speed_up: float  # over the first staleness that was asked for
+    seconds_per_step: float | None  # of the second half of the time; None: no step ended
+    speed_up: float | None  # over the first staleness that was asked for
     learner_idle: float  # shares
     rollout_idle: float
     token_staleness: float  # mean over used tokens

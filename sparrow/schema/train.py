@@ -139,6 +139,8 @@ class RolloutConfig(DecodingConfig):
         sparse = not self.distill.on or self.sparse
         self.require(sparse, "distill.rank", "0 where rollouts are dense", self.distill.rank)
         refuse_many({"prompts": self.prompts, "samples": self.samples})
+        once = len({url.rstrip("/") for url in self.url}) == len(self.url)
+        self.require(once, "url", "every server once", self.url)
         served = bool(self.url) or not self.fixed_weights
         self.require(served, "fixed_weights", "only with rollout.url", self.fixed_weights)
         fits = not self.fixed_weights or not self.distill.on

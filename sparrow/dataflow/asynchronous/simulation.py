@@ -9,7 +9,7 @@ import heapq
 import math
 import random
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -115,7 +115,7 @@ class Simulation:
             staleness=self.staleness,
             steps=len(self.step_ends),
             seconds_per_step=self._pace(end),
-            speed_up=1.0,
+            speed_up=None,
             learner_idle=1 - self.learner_busy / end,
             rollout_idle=1 - self.busy_slots / self.there_slots,
             token_staleness=self.used_staleness / max(1, self.used_tokens),
@@ -126,10 +126,12 @@ class Simulation:
             again=again,
         )
 
-    def _pace(self, end: float) -> float:
-        """Seconds of a step in the second half, when buffers are full."""
+    def _pace(self, end: float) -> float | None:
+        """Seconds of a step in the second half, when buffers are full; None: no step ended."""
         late = sum(time > end / 2 for time in self.step_ends)
-        return end / 2 / late if late else end
+        if not late:
+            return end / len(self.step_ends) if self.step_ends else None
+        return end / 2 / late
 
     def _wasted(self) -> float:
         """Share of the generated tokens that ended without a use; those under way do not count."""
@@ -304,26 +306,27 @@ def simulate(config: SimulateConfig, report: Report | None = None) -> SimulateRe
             report(f"staleness {staleness}")
         runs.append(Simulation(config=config, staleness=staleness).run())
     first = runs[0].seconds_per_step
-    rows = tuple(run.model_copy(update={"speed_up": first / run.seconds_per_step}) for run in runs)
+    rows = tuple(
+        run.replace(speed_up=first / own) if first and (own := run.seconds_per_step) else run
+        for run in runs
+    )
     return SimulateResult(
         workers=config.workers, hours=config.hours, rows=rows, advice=tuple(_advise(config, rows))
     )
 
 
 def _advise(config: SimulateConfig, rows: tuple[SimulatedRun, ...]) -> list[str]:
-    if not any(run.steps for run in rows):
-        return ["no step ended: simulate more hours, or use more workers"]
-    best = min(run.seconds_per_step for run in rows)
-    chosen = next(
-        run
-        for run in sorted(rows, key=lambda run: run.staleness)
-        if run.seconds_per_step <= best / ENOUGH
-    )
+    paces = {run.staleness: run.seconds_per_step for run in rows if run.seconds_per_step}
+    if not paces:
+        return [f"no step ended: {_without_steps(rows)}"]
+    enough = min(paces.values()) / ENOUGH
+    staleness = min(number for number, pace in paces.items() if pace <= enough)
+    chosen, seconds = next(run for run in rows if run.staleness == staleness), paces[staleness]
     age = f"{chosen.token_staleness:.2g} versions old on average, {chosen.oldest} at most"
-    pace = f"{chosen.seconds_per_step:.0f} s a step, within {1 - ENOUGH:.0%} of the fastest"
+    pace = f"{seconds:.0f} s a step, within {1 - ENOUGH:.0%} of the fastest"
     advice = [f"staleness {chosen.staleness}: {pace}; tokens are {age}"]
     busy = 1 - chosen.rollout_idle
-    needed = max(1.0, config.workers * busy * chosen.seconds_per_step / config.learn_seconds)
+    needed = max(1.0, config.workers * busy * seconds / config.learn_seconds)
     if min(chosen.learner_idle, chosen.rollout_idle) > IDLE:
         waits = f"{chosen.learner_idle:.0%} and {chosen.rollout_idle:.0%} of the time"
         advice.append(
@@ -340,3 +343,13 @@ def _advise(config: SimulateConfig, rows: tuple[SimulatedRun, ...]) -> list[str]
             f"workers wait {chosen.rollout_idle:.0%} of the time: about {needed:.0f} would do"
         )
     return advice
+
+
+def _without_steps(rows: tuple[SimulatedRun, ...]) -> str:
+    """What became of prompts that no step has used."""
+    again, dropped = sum(run.again for run in rows), Counter[str]()
+    for run in rows:
+        dropped.update(run.dropped)
+    what = [f"{count} prompts were dropped ({why})" for why, count in dropped.items()]
+    what += [f"{again} were dispatched again"] * bool(again)
+    return ", ".join(what) or "simulate more hours, or use more workers"

@@ -397,6 +397,8 @@ def test_what_cannot_be_used_is_said(
     for url in ("ftp://host/v1", "http://name:secret@host/v1", "host:8000/v1", *ports):
         with pytest.raises(ValueError, match="url"):
             config(model, tmp_path / "c", rollout={"url": [url]})
+    with pytest.raises(ValueError, match="every server once"):
+        config(model, tmp_path / "c", rollout={"url": ["http://host/v1", "http://host/v1/"]})
 
 
 def test_servers_may_keep_their_weights(model: Path, tmp_path: Path) -> None:

@@ -95,3 +95,17 @@ def test_stragglers_can_be_aborted() -> None:
 def test_the_same_seed_gives_the_same_figures() -> None:
     settings = {"staleness": (1,), "spread": 0.5, "failure_hours": 0.5, "seed": 5}
     assert simulated(**settings) == simulated(**settings)
+
+
+def test_without_a_step_it_says_what_happened() -> None:
+    for own, what in (
+        ({"hours": 0.001}, "more hours"),
+        ({"group_filter": "informative", "samples": 1}, "uninformative"),
+        ({"failure_hours": 1e-4}, "dispatched again"),
+    ):
+        result = simulate(SimulateConfig(**EQUAL, workers=2, batch=4, **{"hours": 1.0} | own))
+        assert {(run.steps, run.seconds_per_step, run.speed_up) for run in result.rows} == {
+            (0, None, None)
+        }
+        (advice,) = result.advice
+        assert what in advice
