@@ -1,21 +1,33 @@
 """Sandboxes by name: tested first, and refused if an attack gets through; none replaces another."""
 
+from importlib import import_module
+from typing import cast
+
 from sparrow.sandbox.base import Sandbox, SandboxRefused
-from sparrow.sandbox.bubblewrap import Bubblewrap
 from sparrow.sandbox.selftest import self_test
 from sparrow.sandbox.unsafe import Unsafe
 from sparrow.schema.code import SandboxName
 
+CLASSES = {
+    "bwrap": ("bubblewrap", "Bubblewrap"),
+    "nsjail": ("nsjail", "Nsjail"),
+    "gvisor": ("gvisor", "Gvisor"),
+    "wasm": ("wasm", "Wasm"),
+}
 
-def open_sandbox(name: SandboxName, *, test: bool = True) -> Sandbox:
+
+def open_sandbox(name: SandboxName, python: str | None = None, *, test: bool = True) -> Sandbox:
     """Open a sandbox; SandboxRefused says what is missing or what gets through.
 
-    test: False where the caller knows that the same backend passed on this machine.
+    python: the interpreter inside; of wasm, the module. test: False where the caller knows that the
+    same backend passed on this machine.
     """
     if name == "unsafe":  # asked for by that word
-        return Unsafe()
+        return Unsafe(python)
+    module, backend = CLASSES[name]
     try:
-        sandbox: Sandbox = Bubblewrap()
+        chosen = getattr(import_module(f"sparrow.sandbox.{module}"), backend)
+        sandbox = cast(Sandbox, chosen(python))
         if test:
             self_test(sandbox)
     except SandboxRefused as error:

@@ -8,6 +8,7 @@ here: output is capped, the wall clock is a backstop, and CPU time alone decides
 """
 
 import contextlib
+import functools
 import os
 import re
 import selectors
@@ -78,8 +79,8 @@ class Running:
     """A started program, and what it has written.
 
     status: a descriptor to read bwrap's status from, which names the first process inside; killing
-    that one ends all of them. None: the process and its group are killed. remove: a file that
-    nobody needs once it has ended.
+    that one ends all of them. None: the process and its group are killed, or told by `stop` to kill
+    and reap those inside. remove: a file that nobody needs once it has ended.
     """
 
     def __init__(
@@ -88,10 +89,11 @@ class Running:
         limits: Limits,
         *,
         status: int | None = None,
+        stop: signal.Signals = signal.SIGKILL,
         remove: Path | None = None,
     ) -> None:
         self._process, self._limits, self._status = process, limits, status
-        self._remove = remove
+        self._stop_signal, self._remove = stop, remove
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -200,7 +202,7 @@ class Running:
         if (first := CHILD.search(found)) is not None:
             kill(int(first[1]))
         else:
-            kill(-self._process.pid)
+            kill(-self._process.pid, self._stop_signal)
         for stream in [key.fileobj for key in self._selector.get_map().values()]:
             self._selector.unregister(stream)
         return False
@@ -235,6 +237,25 @@ def popen(words: list[str], **settings: Any) -> subprocess.Popen[bytes]:
     )
 
 
+def inside_settings(mode: Mode, limits: Limits, **more: Any) -> dict[str, Any]:
+    """What inside.py is told: the mode, the limits, and what the backend adds."""
+    return {
+        "mode": mode,
+        "rlimits": True,
+        "cpu": limits.cpu_seconds,
+        "memory": limits.memory_bytes,
+        "threads": limits.threads,
+        "scratch": limits.scratch_bytes,
+        **more,
+    }
+
+
+@functools.cache
+def inside_source() -> str:
+    """The source of inside.py: small enough for `python -c`."""
+    return INSIDE.read_text(encoding="utf-8")
+
+
 def data_descriptor(data: bytes) -> int:
     """A descriptor to read data from."""
     descriptor = os.memfd_create("sparrow sandbox")
@@ -244,10 +265,10 @@ def data_descriptor(data: bytes) -> int:
     return descriptor
 
 
-def kill(pid: int) -> None:
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Kill a process, or a group of them by its negative number."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
 
 
 def sandbox_user() -> int | None:
