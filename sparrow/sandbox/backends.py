@@ -16,18 +16,17 @@ CLASSES = {
 }
 
 
-def open_sandbox(name: SandboxName, python: str | None = None, *, test: bool = True) -> Sandbox:
+def open_sandbox(name: SandboxName, *, test: bool = True) -> Sandbox:
     """Open a sandbox; SandboxRefused says what is missing or what gets through.
 
-    python: the interpreter inside; of wasm, the module. test: False where the caller knows that the
-    same backend passed on this machine.
+    test: False where the caller knows that the same backend passed on this machine.
     """
     if name == "unsafe":  # asked for by that word
-        return Unsafe(python)
+        return Unsafe()
     module, backend = CLASSES[name]
     try:
         chosen = getattr(import_module(f"sparrow.sandbox.{module}"), backend)
-        sandbox = cast(Sandbox, chosen(python))
+        sandbox = cast(Sandbox, chosen())
         if test:
             self_test(sandbox)
     except SandboxRefused as error:

@@ -198,14 +198,17 @@ class Running:
 
     def _stop(self, ending: Ending = "exited") -> bool:
         self._ending, self._stopped = ending, True
+        self._kill()
+        for stream in [key.fileobj for key in self._selector.get_map().values()]:
+            self._selector.unregister(stream)
+        return False
+
+    def _kill(self) -> None:
         found = b"" if self._status is None else os.read(self._status, CHUNK)
         if (first := CHILD.search(found)) is not None:
             kill(int(first[1]))
         else:
             kill(-self._process.pid, self._stop_signal)
-        for stream in [key.fileobj for key in self._selector.get_map().values()]:
-            self._selector.unregister(stream)
-        return False
 
 
 class Sandbox(ABC):

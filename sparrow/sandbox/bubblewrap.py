@@ -153,6 +153,7 @@ class Bubblewrap(Sandbox):
         if "namespaces" not in self._layers:
             return [*words, "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--tmpfs", "/mnt"]
         words += [f"--unshare-{kind}" for kind in ("user", "pid", "net", "ipc", "uts")]
+        words += ["--as-pid-1"]  # or bwrap ends before it has reaped the first process inside
         words += ["--unshare-cgroup-try", "--disable-userns", "--hostname", "sandbox"]
         for path in self._python.paths:
             words += ["--ro-bind", path, path]

@@ -118,7 +118,7 @@ def _set_rlimits(settings: dict[str, Any]) -> None:
     cpu, memory = settings["cpu"], settings["memory"]
     scratch = settings.get("scratch", 0)
     for name, soft, hard in (
-        ("CPU", cpu, cpu + 1),
+        ("CPU", cpu, cpu),  # by SIGKILL: the first process of a namespace ignores SIGXCPU
         ("AS", memory, memory),
         ("FSIZE", scratch, scratch),
         ("NPROC", settings["threads"], settings["threads"]),
@@ -127,7 +127,9 @@ def _set_rlimits(settings: dict[str, Any]) -> None:
         ("MEMLOCK", 0, 0),
         ("MSGQUEUE", 0, 0),
     ):
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (soft, hard))
+        kind = getattr(resource, f"RLIMIT_{name}")
+        if resource.getrlimit(kind) != (soft, hard):  # gVisor lets nobody set some of them
+            resource.setrlimit(kind, (soft, hard))
 
 
 def _restrict_files(paths: list[str], scratch: int | None) -> None:
@@ -238,8 +240,11 @@ def _raised(error: BaseException) -> dict[str, str]:
 
 def _own_channels() -> tuple[TextIO, TextIO]:
     """Take stdin and stdout for messages; the program has no stdin, and stderr as stdout."""
-    if not hasattr(os, "dup"):  # WASI
-        inbox, outbox = open(0, encoding="utf-8", closefd=False), open(1, "w", closefd=False)
+    if sys.platform == "wasi":  # no dup
+        inbox, outbox = (
+            os.fdopen(0, encoding="utf-8", closefd=False),
+            os.fdopen(1, "w", closefd=False),
+        )
         sys.stdin, sys.stdout = io.StringIO(), sys.stderr
         return inbox, outbox
     inbox, outbox = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w")

@@ -1,4 +1,4 @@
-"""nsjail: namespaces by another program than bubblewrap; seccomp, rlimits and landlock by inside.py.
+"""nsjail: namespaces, by another program than bubblewrap; the other layers by inside.py.
 
 The files inside are those of bubblewrap: a read-only root with the interpreter, its libraries and
 three devices. There is no /proc and no network, not even a loopback device. As root, programs run
@@ -47,10 +47,10 @@ class Nsjail(Sandbox):
 
     name = "nsjail"
 
-    def __init__(self, python: str | None = None) -> None:
+    def __init__(self) -> None:
         self._binary = _binary()
         self._user = sandbox_user()
-        self._python = find_interpreter(python, self._user)
+        self._python = find_interpreter(self._user)
         self._filter = python_filter().hex()
         paths = [*self._python.paths, *DEVICES]
         self._readable = paths if landlock_version() else []

@@ -52,17 +52,17 @@ SPARE_SECONDS = 5  # after the wall limit, if nobody is left to kill it
 
 
 class Wasm(Sandbox):
-    """Programs by wasmtime. python: the module, python.wasm; None: the one in the cache."""
+    """Programs by wasmtime. module: python.wasm; None: the one in the cache folder."""
 
     name = "wasm"
 
-    def __init__(self, python: str | None = None) -> None:
+    def __init__(self, module: Path | None = None) -> None:
         spec = util.find_spec("wasmtime")
         if spec is None or spec.origin is None:
             raise SandboxRefused("wasmtime is not installed: pip install wasmtime")
         self._path = json.dumps([str(Path(spec.origin).parents[1]), str(ROOT)])
-        module = _module(Path(python) if python else cache_folder("sandbox") / "python.wasm")
-        self._compiled = _compiled(module, self._path)
+        data = _module(module or cache_folder("sandbox") / "python.wasm")
+        self._compiled = _compiled(data, self._path)
         weakref.finalize(self, os.close, self._compiled)
         self._landlock = ["/dev/null"] if landlock_version() else []
         landlock = ", landlock" if self._landlock else "; this kernel has no landlock"
