@@ -39,13 +39,10 @@ INSTALL = {"runsc": "apt install runsc", "unshare": "apt install util-linux"}
 
 
 class Container(Running):
-    """A container. folder: what runsc knows of it, removed with it; kept: stays while it runs."""
+    """A container. folder: its root, and what runsc knows of it; removed with it."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], limits: Limits, folder: Path, kept: object
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], limits: Limits, folder: Path) -> None:
         super().__init__(process, limits)
-        self._kept = kept
         self._folder, self._first = folder, f"/proc/{process.pid}/task/{process.pid}/children"
 
     def end(self) -> Outcome:
@@ -72,35 +69,35 @@ class Gvisor(Sandbox):
         self._user = sandbox_user()
         self._python = find_interpreter(self._user)
         self._filter = python_filter().hex()
-        self._kept = tempfile.TemporaryDirectory(prefix="sparrow-gvisor-")
-        self._folder = Path(self._kept.name)
-        self._folder.chmod(0o755)
-        self._make_root(self._folder / "root")
         layers = "a kernel of its own, namespaces, seccomp, rlimits; no landlock inside"
         self.isolation = f"gvisor ({layers}), Python {self._python.version}"
 
     def start(self, source: str, mode: Mode, limits: Limits) -> Running:
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
         settings = inside_settings(mode, limits, source=source, seccomp=self._filter)
-        (folder / "config.json").write_text(json.dumps(self._container(settings, limits)))
-        if self._user is not None:
-            os.chown(folder, self._user, self._user)
-        words = [self._binaries["unshare"], *UNSHARE, self._binaries["runsc"], *FLAGS]
-        words += ["--root", str(folder), "run", "--bundle", str(folder), folder.name]
+        folder = Path(tempfile.mkdtemp(prefix="sparrow-gvisor-"))
         try:
+            self._make_root(folder / "root")
+            (folder / "config.json").write_text(json.dumps(self._container(settings, limits)))
+            for path in folder.rglob("*"):
+                path.chmod(0o755)  # whatever the umask is: users inside are others
+            if self._user is not None:
+                os.chown(folder, self._user, self._user)
+            words = [self._binaries["unshare"], *UNSHARE, self._binaries["runsc"], *FLAGS]
+            words += ["--root", str(folder), "run", "--bundle", str(folder), folder.name]
             process = popen(words, **as_user(self._user))
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise ValueError(f"runsc cannot be started: {error}") from error
-        return Container(process, limits, folder, self._kept)
+        return Container(process, limits, folder)
 
     def _make_root(self, root: Path) -> None:
         """An empty root with a place for each path; /tmp is not empty, or runsc would fill it."""
         for path in [*self._python.paths, "/tmp/none"]:
             place = root / path.lstrip("/")
-            folder = place if os.path.isdir(path) else place.parent
-            folder.mkdir(parents=True, exist_ok=True)
-            if folder != place:
+            if os.path.isdir(path):
+                place.mkdir(parents=True, exist_ok=True)
+            else:
+                place.parent.mkdir(parents=True, exist_ok=True)
                 place.touch()
 
     def _container(self, settings: dict[str, Any], limits: Limits) -> dict[str, Any]:
@@ -126,7 +123,7 @@ class Gvisor(Sandbox):
                     {"type": f"RLIMIT_{kind}", "soft": 0, "hard": 0} for kind in UNSETTABLE
                 ],
             },
-            "root": {"path": str(self._folder / "root"), "readonly": True},
+            "root": {"path": "root", "readonly": True},
             "hostname": "sandbox",
             "mounts": mounts,
             "linux": {
