@@ -139,7 +139,12 @@ class Running:
         """Kill it, if it still runs; how it ended."""
         if self._process.returncode is None and self._selector.get_map():
             self._stop()
-        code = self._process.wait()
+        try:  # its pipes are closed, but it may go on
+            left = max(0.0, self._until - time.monotonic())
+            code = self._process.wait(None if self._stopped else left)
+        except subprocess.TimeoutExpired:
+            self._stop("wall")
+            code = self._process.wait()
         self._selector.close()
         if self._status is not None:
             os.close(self._status)

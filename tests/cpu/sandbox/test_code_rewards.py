@@ -11,7 +11,7 @@ from support import run_folders
 from sparrow.files import add_digest_line
 from sparrow.reporting.run_page import make_page
 from sparrow.sandbox.backends import open_sandbox
-from sparrow.sandbox.base import SandboxRefused
+from sparrow.sandbox.base import Limits, SandboxRefused
 from sparrow.schema.code import UNSAFE, CodeConfig
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks.base import Example, FailedVerdict, Verdict
@@ -235,6 +235,13 @@ def test_unsafe_says_so() -> None:
     with CodeJudges(CodeConfig(sandbox="unsafe"), workers=1) as judge:
         assert "UNSAFE" in judge.isolation
         assert [v.acc for v in judged(judge, CALLS, f"```python\n{ADD}```")] == [1.0]
+
+
+@pytest.mark.parametrize("name", ["bwrap", "unsafe"])
+def test_a_program_that_closes_its_output_and_goes_on_is_stopped(name: Any) -> None:
+    program = "import os, time\nfor fd in (0, 1, 2): os.close(fd)\ntime.sleep(99)"
+    limits = Limits(wall_seconds=1.0)
+    assert open_sandbox(name, test=False).start(program, "script", limits).finish().ending == "wall"
 
 
 def test_generated_rows_and_their_wrong_programs() -> None:
