@@ -214,7 +214,7 @@ def judged(judge: CodeJudges, truth: Any, *texts: str) -> list[Verdict]:
 
 def test_judges_count_and_remember_verdicts() -> None:
     config = RowsConfig(rows="unused.jsonl", reward="code")
-    with open_judge(config, None) as judge:  # type: ignore[arg-type]
+    with open_judge(config, None) as judge:
         assert isinstance(judge, CodeJudges)
         assert "bwrap" in judge.isolation
         right, wrong = f"```python\n{ADD}```", "```python\ndef add(a, b): return 7\n```"
