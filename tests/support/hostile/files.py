@@ -6,7 +6,6 @@ from support.hostile.kinds import Kinds
 
 KINDS = Kinds("files")
 add = KINDS.add
-BOTH = ("namespaces", "landlock")
 
 add(
     "reading /etc",
@@ -14,7 +13,6 @@ add(
 for path in ("/etc/passwd", "/etc/shadow", "/etc/hostname", "/etc/hosts", "/etc/ssl/openssl.cnf", "/etc/machine-id"):
     attempt(lambda: open(path).read())
 """,
-    by=BOTH,
 )
 add(
     "the canary file, by many names",
@@ -28,7 +26,6 @@ for name in names:
     attempt(lambda: AIM["secret"].encode() in os.read(os.open(name.encode(), os.O_RDONLY), 100))
     attempt(lambda: os.open(name, os.O_WRONLY | os.O_TRUNC) >= 0)
 """,
-    by=BOTH,
 )
 add(
     "a new file outside",
@@ -39,7 +36,6 @@ for place in (AIM["folder"], AIM["other"], "/var/tmp", "/run", "/dev/shm", "/", 
     attempt(lambda: os.mkdir(name + "d") is None)
     attempt(lambda: os.mkfifo(name + "f") is None)
 """,
-    by=("landlock",),
 )
 add(
     "/tmp without scratch",
@@ -50,7 +46,6 @@ attempt(lambda: os.mkdir("/tmp/sparrow-attack-d") is None)
 import tempfile
 attempt(lambda: tempfile.TemporaryFile())
 """,
-    by=BOTH,
 )
 add(
     "environments of processes",
@@ -66,7 +61,6 @@ for pid in ("self", "thread-self", *range(1, 300), AIM["judge"], AIM["victim"], 
         continue
     attempt(lambda: found)
 """,
-    by=BOTH,
 )
 add(
     "environment in this process's memory",
@@ -92,7 +86,6 @@ for pid in (1, "self", os.getppid(), AIM["judge"], AIM["victim"]):
     attempt(lambda: os.open("/proc/%s/mem" % pid, os.O_RDWR) >= 0)
     attempt(lambda: open("/proc/%s/oom_score_adj" % pid, "w").write("-1000"))
 """,
-    by=BOTH,
 )
 add(
     "/proc and /sys of the kernel",
@@ -104,7 +97,6 @@ for name in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/sys/power
     attempt(lambda: os.open(name, os.O_WRONLY) >= 0)
 attempt(lambda: open("/sys/fs/cgroup/pids/tasks", "w"))
 """,
-    by=BOTH,
 )
 add(
     "devices",
@@ -115,7 +107,6 @@ for name in ("tty", "ptmx", "pts/0", "console", "mem", "kmem", "port", "kvm", "f
     for flags in (os.O_RDONLY, os.O_RDWR):
         attempt(lambda: os.open("/dev/" + name, flags | os.O_NONBLOCK | os.O_NOCTTY) >= 0)
 """,
-    by=BOTH,
 )
 add(
     "controls of the devices there are",
@@ -166,7 +157,6 @@ for mode, numbers in ((0o60666, (254, 0)), (0o20666, (1, 1)), (0o20666, (1, 3)))
         attempt(lambda: os.mknod(place + "/device", mode, os.makedev(*numbers)) is None)
 """,
     limits={"scratch_bytes": 1 << 20},
-    by=("namespaces", "seccomp", "landlock"),
 )
 add(
     "symbolic links out of the scratch folder",
@@ -176,7 +166,6 @@ attempt(lambda: os.symlink(AIM["folder"], link) is None and AIM["secret"] in ope
 attempt(lambda: os.symlink("/proc/1/root", link + "2") is None and os.listdir(link + "2"))
 """,
     limits={"scratch_bytes": 1 << 20},
-    by=("namespaces", "seccomp", "landlock"),
 )
 add(
     "hard links to files outside",
@@ -187,7 +176,6 @@ for source in (AIM["folder"] + "/secret", AIM["other"] + "/file", "/usr/bin/pyth
     attempt(lambda: os.link(source, AIM["other"] + "/own") is None)
     attempt(lambda: os.rename(source, AIM["other"] + "/own") is None)
 """,
-    by=("namespaces", "landlock"),
 )
 add(
     "changing the harness or the interpreter",
@@ -199,7 +187,6 @@ for path in ("/mnt/inside.py", "/mnt/program.py", os.__file__, os.path.realpath(
     attempt(lambda: os.rename(path, path + "2") is None)
     attempt(lambda: os.unlink(path) is None)
 """,
-    by=("namespaces", "landlock"),
 )
 add(
     "modes and owners outside",
@@ -210,7 +197,6 @@ for path in (AIM["other"] + "/file", AIM["folder"] + "/secret", AIM["folder"]):
     attempt(lambda: os.utime(path) is None)
     attempt(lambda: os.setxattr(path, "user.x", b"x") is None)
 """,
-    by=("namespaces",),
 )
 add(
     "setuid bits in the scratch folder",
@@ -223,7 +209,6 @@ def go():
 attempt(go)
 """,
     limits={"scratch_bytes": 16 << 20},
-    by=("landlock",),
 )
 add(
     "file handles",
@@ -239,7 +224,6 @@ def go():
         return fd >= 0
 attempt(go)
 """,
-    by=("seccomp",),
 )
 add(
     "nameless files",
@@ -247,7 +231,6 @@ add(
 for place in ("/", "/tmp", "/dev", "/mnt", "/dev/shm", "/var/tmp", AIM["other"]):
     attempt(lambda: os.open(place, os.O_TMPFILE | os.O_RDWR, 0o600) >= 0)
 """,
-    by=("landlock",),
 )
 add(
     "memfd",
@@ -255,7 +238,6 @@ add(
 attempt(lambda: os.memfd_create("x") >= 0)
 reach("memfd_secret", 0)
 """,
-    by=("seccomp",),
 )
 add(
     "program from memory",
@@ -263,11 +245,11 @@ add(
 import shutil
 def go():
     fd = os.memfd_create("x", 0)
-    os.write(fd, b"#!" + sys.executable.encode() + b" -S\\n")
-    os.execve(fd, ["x", "-c", "import os; os.write(1, (%r[::-1] + chr(10)).encode())" % AIM["marker"]], {})
+    code = "import os; os.write(1, (%r[::-1] + chr(10)).encode())" % AIM["marker"]
+    os.write(fd, b"#!" + os.path.realpath(sys.executable).encode() + b" -S\\n" + code.encode())
+    os.execve(fd, ["x"], {})
 attempt(go)
 """,
-    by=("seccomp",),
 )
 add(
     "large file in the scratch folder",
@@ -285,7 +267,6 @@ attempt(lambda: os.truncate("/tmp/0", 1 << 40) is None)
 attempt(lambda: os.posix_fallocate(os.open("/tmp/0", os.O_RDWR), 0, 1 << 30) is None)
 """,
     limits={"scratch_bytes": 1 << 20},
-    by=(),
     endings=("exited", "time"),
 )
 add(
@@ -343,7 +324,6 @@ reach("fanotify_init", 0x200, 0)
 reach("inotify_init1", 0)
 reach("quotactl", 0x80000100, 0, 0, 0)
 """,
-    by=("seccomp",),
 )
 add(
     "old directories and chroot by descriptors",

@@ -66,8 +66,9 @@ def texts():
     yield repr(sys.orig_argv) + repr(sys.argv) + repr(dict(os.environ)) + repr(sys.path)
 del AIM["secret"]
 attempt(lambda: any("YRANAC_WORRAPS" in text[::-1] for text in texts()))
-attempt(lambda: "/root" in repr(sys.orig_argv) or "/work" in repr(sys.orig_argv))
-attempt(lambda: any("nonce" in word and "mode" not in word for word in sys.orig_argv))
+words = [word for word in sys.orig_argv if "orig_argv" not in word]  # not this source
+attempt(lambda: "/root" in repr(words) or "/work" in repr(words))
+attempt(lambda: any("nonce" in word and "mode" not in word for word in words))
 """,
 )
 add(

@@ -96,7 +96,6 @@ class Kind:
 
     endings: those that are right: with another one it got through
     limits: other than LIMITS
-    by: layers each of which stops it alone
     reckless: without namespaces it would hit other processes of the same user
     slow: seconds rather than tenths
     finding: why it gets through today; empty: it does not
@@ -108,7 +107,6 @@ class Kind:
     mode: Mode = "script"
     endings: tuple[Ending, ...] = ("exited",)
     limits: dict[str, Any] = field(default_factory=dict)
-    by: tuple[str, ...] = ()
     reckless: bool = False
     slow: bool = False
     finding: str = ""

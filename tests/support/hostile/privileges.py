@@ -4,9 +4,8 @@
 
 from support.hostile.kinds import Kinds
 
-KINDS = Kinds("privileges", by=("seccomp",))
+KINDS = Kinds("privileges")
 add = KINDS.add
-SAFE = ("namespaces", "seccomp", "rlimits", "landlock")  # bwrap drops all privileges
 
 add(
     "unshare",
@@ -22,7 +21,6 @@ for name in ("user", "net", "mnt", "pid", "ipc", "uts", "cgroup"):
     attempt(lambda: call("setns", os.open("/proc/%d/ns/%s" % (AIM["judge"], name), 0), 0) >= 0)
     attempt(lambda: call("setns", os.open("/proc/1/ns/" + name, 0), 0) >= 0)
 """,
-    by=SAFE,
 )
 add(
     "mount",
@@ -34,7 +32,6 @@ reach("mount", 0, b"/", 0, 32 | 0x1000, 0)
 reach("fsopen", b"proc", 0)
 reach("move_mount", -100, b"/usr", -100, b"/mnt", 0)
 """,
-    by=("seccomp",),
 )
 add(
     "umount, pivot_root and chroot",
@@ -45,7 +42,6 @@ reach("pivot_root", b"/", b"/tmp")
 reach("chroot", b"/usr")
 attempt(lambda: os.chroot("/tmp") is None)
 """,
-    by=SAFE,
 )
 add(
     "users and groups",
@@ -57,7 +53,6 @@ for user in (0, 1, 1000):
     attempt(lambda: os.setgroups([user]) is None)
 attempt(lambda: os.getuid() == 0 or os.geteuid() == 0)
 """,
-    by=SAFE,
 )
 add(
     "capabilities",
@@ -68,7 +63,6 @@ reach("capset", struct.pack("Ii", 0x20080522, 0), struct.pack("6I", 1 << 21, 1 <
 attempt(lambda: call("prctl", 47, 2, 21, 0, 0) == 0)  # an ambient one
 attempt(lambda: call("prctl", 28, 0x2F, 0, 0, 0) == 0)  # secure bits
 """,
-    by=SAFE,
 )
 add(
     "keys",
@@ -116,7 +110,6 @@ import time
 attempt(lambda: os.open("/proc/self/mem", os.O_RDWR) >= 0)
 attempt(lambda: call("mount", b"none", b"/tmp", b"tmpfs", 0, 0) == 0)
 """,
-    by=(),
 )
 add(
     "a filter of its own",
@@ -132,7 +125,6 @@ reach("socket", 2, 1, 0)
 reach("seccomp", 1, 8, program)  # with a descriptor for notes
 reach("unshare", 0x10000000)
 """,
-    by=("seccomp",),
 )
 add(
     "calls with numbers of other machines",
@@ -158,7 +150,6 @@ for end in (0, 1, 2):
         result = libc.syscall(ctypes.c_long(number), ctypes.c_long(end), ctypes.c_long(request), b"x" * 64)
         attempt(lambda: result >= 0)
 """,
-    by=SAFE,
 )
 add(
     "machine state",
@@ -179,7 +170,6 @@ reach("kexec_load", 0, 0, 0, 0)
 reach("vhangup")
 reach("syslog", 3, bytes(100), 100)
 """,
-    by=("seccomp",),
 )
 add(
     "ports and descriptor tables of x86",
@@ -196,7 +186,6 @@ add(
     """
 reach("shmget", AIM["key"], 4096, 0o666)
 """,
-    by=("namespaces", "seccomp"),
 )
 add(
     "new shared memory and queues",

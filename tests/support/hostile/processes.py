@@ -19,7 +19,6 @@ def go():
             return True
 attempt(go)
 """,
-    by=("seccomp", "rlimits"),
 )
 add(
     "one child",
@@ -30,7 +29,6 @@ def go():
     return os.waitpid(pid, 0)
 attempt(go)
 """,
-    by=("seccomp",),
 )
 add(
     "forks that fork",
@@ -45,7 +43,6 @@ def go(depth):
             won(); time.sleep(1); os._exit(0)
 attempt(lambda: go(3))
 """,
-    by=("seccomp",),
 )
 add(
     "fork and clone by raw calls",
@@ -59,7 +56,6 @@ for name, words in (("clone", (17, 0, 0, 0, 0)), ("fork", ())):
         return pid > 0
     attempt(go)
 """,
-    by=("seccomp",),
 )
 add(
     "clone3",
@@ -72,7 +68,6 @@ def go():
     return pid > 0
 attempt(go)
 """,
-    by=("seccomp",),
 )
 add(
     "clone with flags of threads and of namespaces",
@@ -86,7 +81,6 @@ for flags in (0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x04000000, 0x0200
     attempt(go)
     reach("clone", flags | 0x10000, 0, 0, 0, 0)  # a thread must share its memory: refused
 """,
-    by=("seccomp",),
 )
 add(
     "subprocess, system, popen and posix_spawn",
@@ -100,7 +94,6 @@ attempt(lambda: os.posix_spawn(python, [python, "-S", "-c", "pass"], {}))
 attempt(lambda: os.spawnv(os.P_WAIT, python, [python, "-S", "-c", "pass"]) == 0)
 attempt(lambda: os.forkpty()[0])
 """,
-    by=("seccomp",),
 )
 add(
     "multiprocessing",
@@ -114,7 +107,6 @@ for method in ("fork", "spawn", "forkserver"):
         return child.exitcode == 0
     attempt(go)
 """,
-    by=("seccomp",),
     limits={"wall_seconds": 8.0},
     endings=("exited", "wall", "time"),
 )
@@ -149,7 +141,6 @@ for path in ("/bin/sh", "/usr/bin/env", "/bin/busybox", "/usr/bin/bwrap", "/usr/
         attempt(lambda: os.access(path, os.X_OK))
     attempt(lambda: open(path, "rb").read(4))
 """,
-    by=("namespaces", "landlock"),
 )
 add(
     "the loader as a program",
@@ -157,10 +148,8 @@ add(
 import glob
 for loader in ("/lib/ld-linux-aarch64.so.1", "/lib64/ld-linux-x86-64.so.2"):
     if os.path.exists(loader):
-        attempt(lambda: os.execv(loader, [loader, AIM["folder"] + "/secret"]))
         os.execv(loader, [loader, os.path.realpath(sys.executable), "-S", "-c", "import os; os.fork(); os.write(1, (%r[::-1] + chr(10)).encode())" % AIM["marker"]])
 """,
-    by=("seccomp",),
 )
 add(
     "a bomb of threads",
@@ -171,11 +160,10 @@ def go():
         threading.Thread(target=time.sleep, args=(3,), daemon=True).start()
         if count > 64:
             return True
-threading.stack_size(64 << 10)
+threading.stack_size(256 << 10)
 attempt(go)
 os._exit(0)
 """,
-    by=("rlimits",),
 )
 add(
     "daemon by a double fork",
@@ -192,14 +180,12 @@ def go():
     return True
 attempt(go)
 """,
-    by=("seccomp",),
 )
 add(
     "a session of its own",
     """
 reach("setsid")
 """,
-    by=(
         "seccomp",
         "namespaces",
         "rlimits",
@@ -218,7 +204,6 @@ for pid in (AIM["victim"], AIM["judge"], -AIM["victim"]):
     reach("tgkill", pid, pid, 0)
     reach("tkill", pid, 0)
 """,
-    by=("namespaces", "landlock"),
 )
 add(
     "signals to all",
@@ -228,7 +213,6 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 attempt(lambda: os.kill(-1, signal.SIGTERM) is not None)
 attempt(lambda: os.kill(-1, signal.SIGKILL) is not None)
 """,
-    by=("namespaces", "seccomp", "landlock"),
     reckless=True,
     endings=("exited", "time"),
 )
@@ -261,7 +245,6 @@ for pid in (AIM["victim"], os.getppid(), 1):
     reach("rt_sigqueueinfo", pid, 10, struct.pack("iii", 10, 0, -1) + bytes(116))
     reach("rt_tgsigqueueinfo", pid, pid, 10, struct.pack("iii", 10, 0, -1) + bytes(116))
 """,
-    by=("seccomp",),
     reckless=True,
 )
 add(
@@ -276,7 +259,6 @@ def go():
     os.write(writing, b"x")
 attempt(go)
 """,
-    by=("namespaces", "landlock"),
 )
 add(
     "ptrace",
@@ -286,7 +268,6 @@ for pid in (AIM["victim"], os.getppid(), 1, AIM["judge"]):
         if pid != AIM["judge"] or request == 0x4206:
             reach("ptrace", request, pid, 0, 0)
 """,
-    by=("seccomp",),
     reckless=True,
 )
 add(
@@ -302,7 +283,6 @@ for pid in (AIM["victim"], os.getppid(), 1, AIM["judge"]):
 reach("kcmp", os.getpid(), 1, 0, 0, 0)
 reach("process_madvise", 3, local, 1, 4, 0)
 """,
-    by=("seccomp",),
 )
 add(
     "descriptors of processes",
@@ -316,7 +296,6 @@ for pid in (AIM["victim"], os.getppid(), 1, AIM["judge"]):
             return call("pidfd_send_signal", fd, 0, 0, 0) >= 0
     attempt(go)
 """,
-    by=("seccomp",),
 )
 add(
     "priorities and processors",
@@ -327,7 +306,6 @@ attempt(lambda: os.nice(-5) < 0)
 attempt(lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)) is None)
 reach("ioprio_set", 3, 0, 0)
 """,
-    by=("seccomp",),
     reckless=True,
 )
 add(
@@ -338,6 +316,5 @@ for pid in (AIM["victim"], AIM["judge"]):
     attempt(lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE) and True)
 attempt(lambda: resource.prlimit(0, resource.RLIMIT_AS, (-1, -1)) is None)
 """,
-    by=("namespaces",),
     limits={},
 )

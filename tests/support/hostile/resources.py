@@ -10,7 +10,6 @@ from support.hostile.kinds import Kinds
 
 KINDS = Kinds("resources")
 add = KINDS.add
-RLIMITS = ("rlimits",)
 IGNORE = """
 import signal
 for number in range(1, 65):
@@ -19,11 +18,11 @@ for number in range(1, 65):
     except (OSError, ValueError):
         pass
 """
-SLEEPY = {"endings": ("wall",), "limits": {"wall_seconds": 1.0}, "by": ()}
-BUSY = {"endings": ("time",), "by": RLIMITS, "slow": True, "limits": {"wall_seconds": 12.0}}
+SLEEPY = {"endings": ("wall",), "limits": {"wall_seconds": 1.0}}
+BUSY = {"endings": ("time",), "slow": True, "limits": {"wall_seconds": 12.0}}
 
 # Memory.
-add("memory by an array", "attempt(lambda: len(bytearray(600 << 20)))\n", by=RLIMITS)
+add("memory by an array", "attempt(lambda: len(bytearray(600 << 20)))\n")
 add(
     "memory by mmap and brk",
     """
@@ -41,7 +40,6 @@ def brk():
     return call("brk", now + (512 << 20)) >= now + (512 << 20)
 attempt(brk)
 """,
-    by=RLIMITS,
 )
 add(
     "memory by children",
@@ -57,7 +55,6 @@ def go():
     return True
 attempt(go)
 """,
-    by=("seccomp",),
 )
 add(
     "memory in pipes",
@@ -84,7 +81,6 @@ def go():
 attempt(go)
 attempt(lambda: total > 256 << 20)
 """,
-    by=RLIMITS,
 )
 add(
     "memory in stacks of threads",
@@ -98,7 +94,6 @@ def go():
 attempt(go)
 os._exit(0)
 """,
-    by=RLIMITS,
 )
 add(
     "memory in page tables",
@@ -186,7 +181,6 @@ def grow():
     return True
 attempt(grow)
 """,
-    by=RLIMITS,
     endings=("exited", "time"),
 )
 add(
@@ -196,7 +190,6 @@ import bz2, lzma, zlib
 bomb = zlib.compress(bytes(64 << 20), 9)
 attempt(lambda: len(b"".join(zlib.decompress(bomb) for _ in range(8))) > 300 << 20)
 """,
-    by=RLIMITS,
     endings=("exited", "time"),
 )
 
@@ -369,7 +362,7 @@ atexit.register(time.sleep, 1000)
 )
 
 # Output.
-FLOOD = {"endings": ("output",), "by": ("namespaces", "seccomp", "rlimits", "landlock")}
+FLOOD = {"endings": ("output",)}
 add("output to stdout", "while True: print('x' * 1000)\n", **FLOOD)
 add("output to stderr", "while True: os.write(2, b'x' * 1000)\n", **FLOOD)
 add(
@@ -398,7 +391,6 @@ os.write(1, b"\\0" * 100 + b"\\xff\\xfe\\x80\\xc3\\n\\x1b[2J\\x1b]0;x\\x07\\r" +
 os.write(2, b"\\xed\\xa0\\x80\\0\\x9b31m")
 sys.exit(3)
 """,
-    by=FLOOD["by"],
 )
 add(
     "output after the end of the reader",
@@ -423,7 +415,6 @@ def go():
     return True
 attempt(go)
 """,
-    by=RLIMITS,
 )
 add(
     "limits, raising them",
@@ -435,7 +426,6 @@ for name in ("AS", "CPU", "NPROC", "NOFILE", "FSIZE", "CORE", "MEMLOCK"):
     attempt(lambda: resource.setrlimit(number, (-1, -1)) is None)
     attempt(lambda: hard != -1 and resource.setrlimit(number, (hard + 1, hard + 1)) is None)
 """,
-    by=RLIMITS,
 )
 add(
     "deep recursion",
@@ -444,7 +434,6 @@ sys.setrecursionlimit(10**9)
 def go(x): return go(x + 1) + 1
 go(0)
 """,
-    by=(),
     endings=("exited", "time"),
     limits={"wall_seconds": 12.0},
 )
@@ -462,6 +451,6 @@ del x
 """,
     endings=("exited", "time"),
 )
-add("input that is never read", "print(1)\n", by=())
+add("input that is never read", "print(1)\n")
 add("input read byte by byte", "while os.read(0, 1): pass\n", endings=("exited", "time"))
 add("input closed at once", "os.close(0); import time; time.sleep(0.1)\n")
