@@ -186,11 +186,6 @@ add(
     """
 reach("setsid")
 """,
-        "seccomp",
-        "namespaces",
-        "rlimits",
-        "landlock",
-    ),  # it leads one already: bwrap --new-session
 )
 add(
     "signals to processes outside",
