@@ -24,6 +24,7 @@ from sparrow.sandbox.selftest import Canaries, canaries
 
 PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/dev/mqueue", "/var/lock")
 SHARED_BYTES = 4096
+IPC = "/proc/sysvipc/"
 SUBREAPER = 36  # of prctl
 orphans: set[int] = set()  # processes that nobody waited for
 
@@ -198,7 +199,13 @@ def end_processes(user: int | None, known: tuple[int, ...]) -> None:
 
 def remove_files(user: int | None) -> None:
     """Remove what programs left behind."""
-    for name in _files(user):
+    libc = ctypes.CDLL(None)
+    for name in list(_files(user)):
+        if name.startswith(IPC):
+            kind, number = name.removeprefix(IPC).split()
+            words = (int(number), 0, 0) if kind == "sem" else (int(number), 0)
+            getattr(libc, f"{kind}ctl")(*words, None)  # IPC_RMID
+            continue
         with contextlib.suppress(OSError):
             (os.rmdir if os.path.isdir(name) else os.unlink)(name)
 
@@ -227,9 +234,14 @@ def _descends(pid: int, parents: dict[int, int]) -> bool:
 
 
 def _files(user: int | None) -> Iterator[str]:
-    """Files of the programs' user in places where anybody may write."""
+    """Files of the programs' user in places where anybody may write, and memory with a key."""
     if user is None:
         return
+    for kind in ("shm", "msg", "sem"):
+        names, *rows = Path(IPC + kind).read_text().splitlines() or [""]
+        for row in rows:
+            if row.split()[names.split().index("uid")] == str(user):
+                yield f"{IPC}{kind} {row.split()[1]}"
     for place in PLACES:
         with contextlib.suppress(OSError):
             for entry in os.scandir(place):
