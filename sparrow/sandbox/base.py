@@ -20,10 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from sparrow.files import printable
+
 INSIDE = Path(__file__).with_name("inside.py")
 CHUNK = 1 << 16
 NOBODY = 65534
 POLL_SECONDS = 0.5
+END_POLL_SECONDS = 0.001
 # Exit codes of a program that was killed by its limit of CPU time; it may ignore the first signal.
 OUT_OF_CPU = (-signal.SIGXCPU, -signal.SIGKILL, 128 + signal.SIGXCPU, 128 + signal.SIGKILL)
 CHILD = re.compile(rb'"child-pid": (\d+)')  # in bwrap's status
@@ -71,7 +74,7 @@ class Outcome(NamedTuple):
             )
         if not self.code:
             return ""
-        lines = self.stderr.decode(errors="replace").strip().splitlines()
+        lines = printable_lines(self.stderr)
         return f"exit code {self.code}" + (f": {lines[-1]:.200}" if lines else "")
 
 
@@ -80,7 +83,7 @@ class Running:
 
     status: a descriptor to read bwrap's status from, which names the first process inside; killing
     that one ends all of them. None: the process and its group are killed, or told by `stop` to kill
-    and reap those inside. remove: a file that nobody needs once it has ended.
+    and reap those inside.
     """
 
     def __init__(
@@ -90,10 +93,9 @@ class Running:
         *,
         status: int | None = None,
         stop: signal.Signals = signal.SIGKILL,
-        remove: Path | None = None,
     ) -> None:
         self._process, self._limits, self._status = process, limits, status
-        self._stop_signal, self._remove = stop, remove
+        self._stop_signal = stop
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -105,6 +107,7 @@ class Running:
         self._until = time.monotonic() + limits.wall_seconds
         self._ending: Ending = "exited"
         self._stopped = False
+        self._outcome: Outcome | None = None
         self._selector = selectors.DefaultSelector()
         for stream in self._streams:
             os.set_blocking(stream.fileno(), False)
@@ -137,26 +140,38 @@ class Running:
 
     def end(self) -> Outcome:
         """Kill it, if it still runs; how it ended."""
-        if self._process.returncode is None and self._selector.get_map():
+        if self._outcome is None:
+            self._outcome = self._end()
+        return self._outcome
+
+    def _end(self) -> Outcome:
+        if any(stream in self._selector.get_map() for stream in self._streams):
             self._stop()
-        try:  # its pipes are closed, but it may go on
-            left = max(0.0, self._until - time.monotonic())
-            code = self._process.wait(None if self._stopped else left)
-        except subprocess.TimeoutExpired:
-            self._stop("wall")
-            code = self._process.wait()
+        code, cpu_seconds = self._wait()
         self._selector.close()
         if self._status is not None:
             os.close(self._status)
-        if self._remove is not None:
-            self._remove.unlink(missing_ok=True)
         for stream in (self._stdin, *self._streams):
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
-        if code in OUT_OF_CPU and not self._stopped:
+        killed = code in OUT_OF_CPU and not self._stopped
+        if self._ending == "exited" and (killed or cpu_seconds >= self._limits.cpu_seconds):
             self._ending = "time"
         stdout, stderr = (bytes(self._written[stream]) for stream in self._streams)
         return Outcome(self._ending, code, stdout, stderr)
+
+    def _wait(self) -> tuple[int, float]:
+        """Wait for its end, until its wall time; its exit code, and the CPU time that it used.
+
+        The limit of CPU time is checked at ticks of the clock: a program may run between them.
+        """
+        while (ended := os.wait4(self._process.pid, os.WNOHANG))[0] == 0:
+            if not self._stopped and time.monotonic() > self._until:  # its pipes are closed
+                self._stop("wall")
+            time.sleep(END_POLL_SECONDS)
+        _, status, usage = ended
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        return self._process.returncode, usage.ru_utime + usage.ru_stime
 
     def _pump(self) -> bool:
         """Move what can be moved; False when all of its output has come, or it was killed."""
@@ -211,7 +226,8 @@ class Running:
     def _kill(self) -> None:
         found = b"" if self._status is None else os.read(self._status, CHUNK)
         if (first := CHILD.search(found)) is not None:
-            kill(int(first[1]))
+            if b"exit-code" not in found:  # then its number may be another's
+                kill(int(first[1]))
         else:
             kill(-self._process.pid, self._stop_signal)
 
@@ -228,6 +244,10 @@ class Sandbox(ABC):
     @abstractmethod
     def start(self, source: str, mode: Mode, limits: Limits) -> Running:
         """Start a program; ValueError if that fails."""
+
+
+def printable_lines(output: bytes) -> list[str]:
+    return [printable(line) for line in output.decode(errors="replace").strip().splitlines()]
 
 
 def popen(words: list[str], **settings: Any) -> subprocess.Popen[bytes]:

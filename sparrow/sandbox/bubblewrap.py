@@ -123,10 +123,11 @@ class Bubblewrap(Sandbox):
         self.isolation = f"bwrap ({named}{missing}), Python {self._python.version}"
 
     def start(self, source: str, mode: Mode, limits: Limits) -> Running:
+        program = source.encode(errors="replace")
         status, status_end = os.pipe()
         descriptors = [status_end]
         words = [self._binary, "--json-status-fd", str(status_end), *self._walls(limits)]
-        for path, data in zip(FILES, (_inside(), source.encode()), strict=True):
+        for path, data in zip(FILES, (_inside(), program), strict=True):
             descriptors.append(data_descriptor(data))
             words += ["--ro-bind-data", str(descriptors[-1]), path]
         if "seccomp" in self._layers:
@@ -173,6 +174,7 @@ class Bubblewrap(Sandbox):
             "memory": limits.memory_bytes,
             "threads": limits.threads,
             "scratch": limits.scratch_bytes,
+            "seccomp": python_filter(final=True).hex() if "seccomp" in self._layers else "",
         }
 
 

@@ -51,7 +51,7 @@ class Nsjail(Sandbox):
         self._binary = _binary()
         self._user = sandbox_user()
         self._python = find_interpreter(self._user)
-        self._filter = python_filter().hex()
+        self._filter = python_filter(final=True).hex()
         paths = [*self._python.paths, *DEVICES]
         self._readable = paths if landlock_version() else []
         landlock = ", landlock" if self._readable else "; this kernel has no landlock"
@@ -59,7 +59,7 @@ class Nsjail(Sandbox):
         self.isolation = f"nsjail ({layers}), Python {self._python.version}"
 
     def start(self, source: str, mode: Mode, limits: Limits) -> Running:
-        program = data_descriptor(source.encode())
+        program = data_descriptor(source.encode(errors="replace"))
         settings = inside_settings(
             mode, limits, program=program, landlock=self._readable, seccomp=self._filter
         )

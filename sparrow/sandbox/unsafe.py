@@ -3,11 +3,20 @@
 import json
 import os
 import sys
-import tempfile
-from pathlib import Path
 
-from sparrow.sandbox.base import INSIDE, Limits, Mode, Running, Sandbox, popen
+from sparrow.sandbox.base import (
+    INSIDE,
+    Limits,
+    Mode,
+    Running,
+    Sandbox,
+    data_descriptor,
+    inside_settings,
+    popen,
+)
 from sparrow.schema.code import UNSAFE
+
+THREADS = 4096  # of this user, all processes together
 
 
 class Unsafe(Sandbox):
@@ -18,14 +27,12 @@ class Unsafe(Sandbox):
     def __init__(self) -> None:
         version = ".".join(map(str, sys.version_info[:2]))
         self.isolation = f"{UNSAFE} (Python {version})"
-        self._folder = tempfile.TemporaryDirectory(prefix="sparrow-unsafe-")
 
     def start(self, source: str, mode: Mode, limits: Limits) -> Running:
-        descriptor, path = tempfile.mkstemp(suffix=".py", dir=self._folder.name)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(source)
-        settings = {"mode": mode, "rlimits": True, "program": path, "threads": 4096}
-        settings |= {"cpu": limits.cpu_seconds, "memory": limits.memory_bytes}
-        settings["scratch"] = limits.scratch_bytes
+        program = data_descriptor(source.encode(errors="replace"))
+        settings = inside_settings(mode, limits, program=program) | {"threads": THREADS}
         words = [sys.executable, "-s", "-S", "-B", "-P", str(INSIDE), json.dumps(settings)]
-        return Running(popen(words), limits, remove=Path(path))
+        try:
+            return Running(popen(words, pass_fds=[program]), limits)
+        finally:
+            os.close(program)

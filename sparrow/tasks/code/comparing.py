@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 
@@ -42,9 +43,8 @@ def same_value(expected: Any, got: Any, tolerance: float) -> bool:
         if not isinstance(got, list | tuple) or len(got) != len(expected):
             return False
         return all(same_value(a, b, tolerance) for a, b in zip(expected, got, strict=True))
-    if isinstance(expected, float) or isinstance(got, float):
-        numbers = isinstance(expected, int | float) and isinstance(got, int | float)
-        return numbers and _close(expected, got, tolerance)
+    if isinstance(expected, float):
+        return isinstance(got, int | float) and _close(expected, got, tolerance)
     return bool(expected == got)
 
 
@@ -56,14 +56,23 @@ def _choices(expected: Any) -> Sequence[Any] | None:
 
 
 def _same_number(word: str, other: str, tolerance: float) -> bool:
-    """Whether two words are the same number; one of them has a point or an exponent."""
-    if not tolerance or not any("." in text or "e" in text.lower() for text in (word, other)):
-        return False
+    """Whether two words are the same number: whole ones exactly, others by the tolerance."""
+    whole = "." not in word and "e" not in word.lower()
     try:
         numbers = float(word), float(other)
     except ValueError:
         return False
-    return all(map(math.isfinite, numbers)) and _close(*numbers, tolerance)
+    if not all(map(math.isfinite, numbers)):
+        return False
+    return _is_whole(other, word) if whole else _close(*numbers, tolerance)
+
+
+def _is_whole(word: str, expected: str) -> bool:
+    """Whether a number with a point, such as 10.0, is a whole number."""
+    try:
+        return Decimal(word) == Decimal(expected)
+    except ArithmeticError:
+        return False
 
 
 def _close(expected: float, got: float, tolerance: float) -> bool:

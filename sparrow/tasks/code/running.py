@@ -8,10 +8,11 @@ the solution is relayed as plain data. So a solution meets neither the tests nor
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sparrow.files import printable
 from sparrow.sandbox.base import Limits, Outcome, Running, Sandbox
 from sparrow.sandbox.inside import pack, unpack
 from sparrow.schema.code import CodeConfig
@@ -19,6 +20,8 @@ from sparrow.tasks.base import RIGHT, FailedVerdict, Verdict
 from sparrow.tasks.code.comparing import same_output, same_value
 from sparrow.tasks.code.problems import AssertTests, CallTests, Problem, StdioTests
 
+Results = Generator[str, None, None]  # what is wrong with each test; empty: nothing
+MESSAGE_CHARACTERS = 200  # of an exception
 SHOWN = 60  # characters of an output in a reason
 
 
@@ -50,9 +53,9 @@ class ProgramJudge:
 
     def __call__(self, program: str, problem: Problem) -> Verdict:
         """Judge a program; a verdict that failed says nothing about it."""
-        passed, reason = 0, ""
+        passed, reason, results = 0, "", self._problems(program, problem)
         try:
-            for number, found in enumerate(self._problems(program, problem), 1):
+            for number, found in enumerate(results, 1):
                 passed += not found
                 if found and not reason:
                     reason = f"test {number} of {_count(problem)}: {found}"
@@ -63,13 +66,16 @@ class ProgramJudge:
             verdict.fault = "timeouts"
             return verdict
         except ProgramEnded as error:
+            passed = min(passed, _count(problem) - 1)
             reason = reason or f"test {passed + 1} of {_count(problem)}: {error}"
+        finally:
+            results.close()  # ends what runs
         if passed == _count(problem):
             return RIGHT
         share = passed / _count(problem) if self.config.reward == "share" else 0.0
         return Verdict(share, 0.0, reason)
 
-    def _problems(self, program: str, problem: Problem) -> Iterator[str]:
+    def _problems(self, program: str, problem: Problem) -> Results:
         """What is wrong with each test; empty: nothing."""
         if isinstance(problem, StdioTests):
             return self._stdio(program, problem)
@@ -77,7 +83,7 @@ class ProgramJudge:
             return self._calls(program, problem)
         return self._asserts(program, problem)
 
-    def _stdio(self, program: str, tests: StdioTests) -> Iterator[str]:
+    def _stdio(self, program: str, tests: StdioTests) -> Results:
         until = time.monotonic() + self.limits.wall_seconds
         for text, expected in zip(tests.inputs, tests.outputs, strict=True):
             limits = replace(self.limits, wall_seconds=until - time.monotonic())
@@ -92,34 +98,36 @@ class ProgramJudge:
             else:
                 yield f"expected {_short(expected)}, got {_short(got)}"
 
-    def _calls(self, program: str, tests: CallTests) -> Iterator[str]:
+    def _calls(self, program: str, tests: CallTests) -> Results:
         solution = Solution(self.sandbox.start(program, "calls", self.limits))
         try:
             solution.begin()
             for args, expected in zip(tests.inputs, tests.outputs, strict=True):
                 reply = solution.call({"call": tests.function, "args": list(map(pack, args))})
                 yield self._compare(reply, expected, wrapped=tests.wrapped)
+            solution.check_time()
         finally:
             solution.end()
 
     def _compare(self, reply: dict[str, Any], expected: Any, *, wrapped: bool) -> str:
         if "raised" in reply:
-            return f"raised {reply['raised']}: {reply.get('message', '')!s:.200}"
+            return f"raised {reply['raised']}: {reply['message']}"
         got = _value(reply)
         right = same_value(expected, got, self.config.tolerance)
         if right or (wrapped and same_value(expected[0], got, self.config.tolerance)):
             return ""
         return f"expected {_short(expected)}, got {_short(got)}"
 
-    def _asserts(self, program: str, tests: AssertTests) -> Iterator[str]:
+    def _asserts(self, program: str, tests: AssertTests) -> Results:
         solution = Solution(self.sandbox.start(program, "calls", self.limits))
         try:
             solution.begin()
             yield from self._run_tests(solution, tests)
+            solution.check_time()
         finally:
             solution.end()
 
-    def _run_tests(self, solution: "Solution", tests: AssertTests) -> Iterator[str]:
+    def _run_tests(self, solution: "Solution", tests: AssertTests) -> Results:
         source = {"prefix": tests.prefix, "names": tests.names, "tests": tests.tests}
         tester = self.sandbox.start(json.dumps(source), "tests", self.limits)
         nonce, done = secrets.token_hex(16), 0
@@ -134,7 +142,7 @@ class ProgramJudge:
                     tester.send(json.dumps(solution.call(message)).encode() + b"\n")
                 elif message.get("nonce") == nonce and message.get("test") == done:
                     done += 1
-                    yield message["reason"]
+                    yield _plain(str(message["reason"]))
         finally:
             outcome = tester.end()
         if done < len(tests.tests):
@@ -148,13 +156,12 @@ class Solution:
 
     def __init__(self, running: Running) -> None:
         self._running = running
-        self._ended: Outcome | None = None
 
     def begin(self) -> None:
         """Wait until the program has run; ProgramEnded if it failed."""
         reply = self._receive()
         if "raised" in reply:
-            raise ProgramEnded(f"{reply['raised']}: {reply.get('message', '')!s:.200}")
+            raise ProgramEnded(f"{reply['raised']}: {reply['message']}")
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
         """Call a function: a reply with its value, or with what it raised."""
@@ -162,9 +169,12 @@ class Solution:
         return self._receive()
 
     def end(self) -> Outcome:
-        if self._ended is None:
-            self._ended = self._running.end()
-        return self._ended
+        return self._running.end()
+
+    def check_time(self) -> None:
+        """End it; ProgramEnded if it had used more CPU time than it may."""
+        if (outcome := self.end()).ending == "time":
+            raise ProgramEnded(outcome.problem)
 
     def _receive(self) -> dict[str, Any]:
         line = self._running.read_line()
@@ -172,7 +182,8 @@ class Solution:
             reply = None if line is None else json.loads(line)
         except (ValueError, RecursionError):
             reply = None
-        if not isinstance(reply, dict) or not {"ready", "value", "raised"} & reply.keys():
+        reply = _checked(reply)
+        if reply is None:
             outcome = self.end()
             if outcome.ending == "wall":
                 raise OutOfWallTime
@@ -181,10 +192,27 @@ class Solution:
         return reply
 
 
+def _checked(reply: Any) -> dict[str, Any] | None:
+    """A reply with the keys that it may have, and no others; None if it is none."""
+    match reply:
+        case {"raised": str(name), "message": str(message)}:
+            return {"raised": _plain(name), "message": _plain(message)}
+        case {"value": value, "args": list(args)}:
+            return {"value": value, "args": args}
+        case {"ready": True}:
+            return {"ready": True}
+    return None
+
+
+def _plain(text: str) -> str:
+    """The beginning of a text from a sandbox, safe on a terminal and in a file."""
+    return printable(text[:MESSAGE_CHARACTERS]).encode(errors="replace").decode()
+
+
 def _value(reply: dict[str, Any]) -> Any:
     try:
         return unpack(reply.get("value"))
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 

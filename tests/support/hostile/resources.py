@@ -136,7 +136,6 @@ def go():
 attempt(go)
 """,
     limits={"memory_bytes": 64 << 20, "cpu_seconds": 6, "wall_seconds": 40.0},
-    finding="landlock's calls stay allowed: 270 MB of the kernel's memory by rules in 9 s of CPU",
     slow=True,
 )
 add(
@@ -287,11 +286,9 @@ while time.process_time() - begun < 2.6:
     while clock() < following - 0.0005:
         pass
     time.sleep(max(following + 0.0001 - clock(), 0))
-attempt(lambda: time.process_time() > 2.5)
 """,
     limits={"wall_seconds": 30.0},
-    finding="RLIMIT_CPU is sampled at ticks: 6 s of CPU under a limit of 1 s",
-    endings=("time", "exited"),
+    endings=("time",),  # it runs on, and that is seen at its end
     slow=True,
 )
 add(
@@ -306,11 +303,11 @@ os._exit(0)
 """,
     endings=("time", "exited"),
     limits={"wall_seconds": 12.0},
-    finding="SIGXCPU can be ignored: a program that ends before the hard limit had a second more",
     slow=True,
 )
 add("sleep", "import time; time.sleep(1000)\n", **SLEEPY)
-add("stopped by itself", "import signal; signal.raise_signal(signal.SIGSTOP)\n", **SLEEPY)
+ENDS = {**SLEEPY, "endings": ("wall", "exited")}  # the first process of a namespace ignores it
+add("stopped by itself", "import signal; signal.raise_signal(signal.SIGSTOP)\n", **ENDS)
 add(
     "waiting for nothing",
     """
