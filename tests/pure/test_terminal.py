@@ -59,6 +59,7 @@ def test_progress_and_status(monkeypatch: pytest.MonkeyPatch) -> None:
     before = file.tell()
     with output.progress_bar() as bar:
         bar.add_task(HOSTILE, total=1)
+        bar.refresh()
     assert "pwned" in file.getvalue()[before:]
     output.report(HOSTILE)
     output.alert("error:", HOSTILE)
