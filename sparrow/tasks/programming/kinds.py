@@ -15,7 +15,7 @@ INSTRUCTIONS = ("add", "mul", "dup", "swap", "drop")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class InputKind:
     """A kind of input: a problem's arguments, or the lines that a program reads."""
 
     arguments: tuple[str, ...]
@@ -80,7 +80,7 @@ def _rows(rows: Sequence[Sequence[int]]) -> str:
 
 _READ_ROWS = "[[int(v) for v in input().split()] for _ in range(int(input()))]"
 KINDS = {
-    "integer": Kind(
+    "integer": InputKind(
         ("n",),
         "`n` is an integer.",
         "one line with an integer `n`",
@@ -89,7 +89,7 @@ KINDS = {
         _draw_integer,
         (0, 1, -1, 10, -25, 1000),
     ),
-    "pair": Kind(
+    "pair": InputKind(
         ("a", "b"),
         "`a` and `b` are integers.",
         "one line with two integers `a` and `b`, separated by a space",
@@ -98,7 +98,7 @@ KINDS = {
         lambda rng, size: [_draw_integer(rng, size), _draw_integer(rng, size)],
         ([0, 0], [5, 5], [-3, 2], [7, -8], [0, -6], [-12, -4]),
     ),
-    "numbers": Kind(
+    "numbers": InputKind(
         ("numbers",),
         "`numbers` is a list of integers; it may be empty.",
         "one line with the integers of the list `numbers`, separated by single spaces "
@@ -108,7 +108,7 @@ KINDS = {
         _draw_numbers,
         ([], [0], [-5], [3, 3, 3, 3], [-1, -2, -2, -7], [9, 4, 4, 2, 1, 0]),
     ),
-    "text": Kind(
+    "text": InputKind(
         ("text",),
         "`text` is a string of lowercase letters and digits; it may be empty.",
         "one line with the string `text` of lowercase letters and digits (the line may be empty)",
@@ -117,7 +117,7 @@ KINDS = {
         _draw_text,
         ("", "a", "bbbb", "0", "z9y", "abba"),
     ),
-    "words": Kind(
+    "words": InputKind(
         ("words",),
         "`words` is a list of words of lowercase letters; it may be empty.",
         "one line with the words of the list `words`, of lowercase letters, separated by single "
@@ -127,7 +127,7 @@ KINDS = {
         _draw_words,
         ([], ["a"], ["abc", "abc"], ["b", "a", "ab", "ba"], ["ac", "acb", "acbb"]),
     ),
-    "log": Kind(
+    "log": InputKind(
         ("log",),
         '`log` is a string of entries "name:value" with ";" between them, such as "ann:5;bob:-3"; '
         "names are of lowercase letters, values are integers; the string may be empty.",
@@ -139,7 +139,7 @@ KINDS = {
         _draw_log,
         ("", "ann:0", "bob:-4;bob:-4", "eve:3;ann:3;bob:3", "cy:1;dee:9;cy:-7"),
     ),
-    "intervals": Kind(
+    "intervals": InputKind(
         ("intervals",),
         "`intervals` is a list of intervals, each a list [start, end] of two integers with "
         "start <= end; it may be empty.",
@@ -150,7 +150,7 @@ KINDS = {
         _draw_intervals,
         ([], [[0, 0]], [[1, 2], [2, 3]], [[3, 4], [1, 2]], [[5, 9], [5, 9]], [[-9, -2], [-4, -3]]),
     ),
-    "grid": Kind(
+    "grid": InputKind(
         ("grid",),
         "`grid` is a list of rows, each a list of integers; all rows are equally long, and there "
         "is at least one row and one column.",
@@ -162,7 +162,7 @@ KINDS = {
         _draw_grid,
         ([[0]], [[-3]], [[1, 2, 3]], [[4], [5], [5]], [[2, 2], [2, 2]], [[-1, -5], [-2, -9]]),
     ),
-    "program": Kind(
+    "program": InputKind(
         ("program",),
         "`program` is a list of instructions, each one of the strings `push v` (v is an integer), "
         "`add`, `mul`, `dup`, `swap`, `drop`; it may be empty.",

@@ -9,7 +9,7 @@ from random import Random
 from string import Template
 from typing import Any
 
-from sparrow.tasks.programming.kinds import KINDS, Kind
+from sparrow.tasks.programming.kinds import KINDS, InputKind
 from sparrow.tasks.programming.reference import REFERENCE
 
 ARGUMENT = "k"  # name of the argument that a parameter may be
@@ -67,7 +67,7 @@ class Composition:
     steps: tuple[Step, ...]
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> InputKind:
         return KINDS[self.steps[0].operation.kinds[0]]
 
     @property

@@ -32,7 +32,7 @@ from sparrow.tasks.programming.programs import compiled, passes, solution, wrong
 from sparrow.tasks.programming.statements import statement
 
 
-class Level(NamedTuple):
+class Difficulty(NamedTuple):
     """What problems of a level have, and from which length on rows are of it."""
 
     shortest: int
@@ -46,12 +46,14 @@ class Level(NamedTuple):
 LISTS = ("numbers", "text", "words")
 NESTED = (*LISTS, "log", "intervals", "grid", "integer")
 LEVELS = (
-    Level(50, (1, 2, 2), ("integer", "pair"), 1, 0, "arithmetic on one or two integers"),
-    Level(100, (1, 2, 2), LISTS, 1, 0, "simple operations on a list or a string"),
-    Level(150, (2, 3), (*LISTS, "log", "intervals"), 2, 0, "filter, map, sort, group, fold, parse"),
-    Level(200, (3, 4), NESTED, 2, 0, "longer chains, grids and sequences too"),
-    Level(300, (3, 4, 5), (*NESTED, "program"), 3, 1, "with a small algorithm or simulation"),
-    Level(450, (5, 6, 7), (*NESTED, "program"), 3, 2, "with several of them in one chain"),
+    Difficulty(50, (1, 2, 2), ("integer", "pair"), 1, 0, "arithmetic on one or two integers"),
+    Difficulty(100, (1, 2, 2), LISTS, 1, 0, "simple operations on a list or a string"),
+    Difficulty(
+        150, (2, 3), (*LISTS, "log", "intervals"), 2, 0, "filter, map, sort, group, fold, parse"
+    ),
+    Difficulty(200, (3, 4), NESTED, 2, 0, "longer chains, grids and sequences too"),
+    Difficulty(300, (3, 4, 5), (*NESTED, "program"), 3, 1, "with a small algorithm or simulation"),
+    Difficulty(450, (5, 6, 7), (*NESTED, "program"), 3, 2, "with several of them in one chain"),
 )
 SIZES = (2, 3, 4, 4, 5, 5, 6, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 22, 25, 28)  # of drawn inputs
 FEWEST_RESULTS, MOST_SAME = 6, 0.4  # different results of all inputs, share of equal ones
