@@ -172,16 +172,6 @@ def test_a_cluster_that_is_not_there(chat_model: Path, rows: Path, tmp_path: Pat
             train_on_ray(config)
 
 
-def test_a_cluster_of_this_machine_is_not_another_one(
-    chat_model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    config = row_config(chat_model, tmp_path / "run", rows, "async", run={"ray": "local"})
-    said: list[str] = []
-    with _cluster(config, said.append):
-        assert said[0].startswith("Ray cluster of 1 machines")
-
-
 def test_a_setting_that_a_worker_refuses_ends_the_run(
     cluster: Cluster, chat_model: Path, rows: Path, tmp_path: Path
 ) -> None:
@@ -205,3 +195,14 @@ def test_messages_that_overtake_each_other_are_taken_in_order(tmp_path: Path) ->
         return [actor._channel.arriving.get_nowait() for _ in loads]
 
     assert [message.version for message in asyncio.run(taken())] == [0, 1, 2]
+
+
+def test_a_cluster_of_this_machine_is_not_another_one(
+    chat_model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last test: a second cluster in this process may disturb connections to the first."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    config = row_config(chat_model, tmp_path / "run", rows, "async", run={"ray": "local"})
+    said: list[str] = []
+    with _cluster(config, said.append):
+        assert said[0].startswith("Ray cluster of 1 machines")
