@@ -1,6 +1,7 @@
 """Sandboxes by name: tested first, and refused if an attack gets through; none replaces another."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from sparrow.sandbox.base import Sandbox, SandboxRefused
@@ -16,17 +17,20 @@ CLASSES = {
 }
 
 
-def open_sandbox(name: SandboxName, *, test: bool = True) -> Sandbox:
+def open_sandbox(name: SandboxName, *, cgroup: Path | None = None, test: bool = True) -> Sandbox:
     """Open a sandbox; SandboxRefused says what is missing or what gets through.
 
-    test: False where the caller knows that the same backend passed on this machine.
+    cgroup: a delegated folder of cgroup v2, for bwrap. test: False where the caller knows that the
+    same backend passed on this machine.
     """
+    if cgroup and name != "bwrap":
+        raise SandboxRefused(f"data.code.cgroup is for bwrap, {name} takes none: leave it empty")
     if name == "unsafe":  # asked for by that word
         return Unsafe()
     module, backend = CLASSES[name]
     try:
         chosen = getattr(import_module(f"sparrow.sandbox.{module}"), backend)
-        sandbox = cast(Sandbox, chosen())
+        sandbox = cast(Sandbox, chosen(**({"cgroup": cgroup} if cgroup else {})))
         if test:
             self_test(sandbox)
     except SandboxRefused as error:

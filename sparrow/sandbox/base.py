@@ -10,7 +10,6 @@ here: output is capped, the wall clock is a backstop, and CPU time alone decides
 import contextlib
 import functools
 import os
-import re
 import selectors
 import signal
 import subprocess
@@ -27,12 +26,17 @@ CHUNK = 1 << 16
 NOBODY = 65534
 POLL_SECONDS = 0.5
 END_POLL_SECONDS = 0.001
-# Exit codes of a program that was killed by its limit of CPU time; it may ignore the first signal.
+# Exit codes of a program that was killed by its limit of CPU time.
 OUT_OF_CPU = (-signal.SIGXCPU, -signal.SIGKILL, 128 + signal.SIGXCPU, 128 + signal.SIGKILL)
-CHILD = re.compile(rb'"child-pid": (\d+)')  # in bwrap's status
 
 Mode = Literal["script", "calls", "tests"]
-Ending = Literal["exited", "time", "wall", "output"]
+Ending = Literal["exited", "time", "wall", "output", "memory"]
+PROBLEMS: dict[Ending, str] = {
+    "time": "out of CPU time",
+    "wall": "out of wall time",
+    "output": "too much output",
+    "memory": "out of memory",
+}
 
 
 class SandboxRefused(ValueError):
@@ -69,9 +73,7 @@ class Outcome(NamedTuple):
     def problem(self) -> str:
         """What was wrong in a few words; empty: it exited with 0."""
         if self.ending != "exited":
-            return {"time": "out of CPU time", "wall": "out of wall time"}.get(
-                self.ending, "too much output"
-            )
+            return PROBLEMS[self.ending]
         if not self.code:
             return ""
         lines = printable_lines(self.stderr)
@@ -81,9 +83,7 @@ class Outcome(NamedTuple):
 class Running:
     """A started program, and what it has written.
 
-    status: a descriptor to read bwrap's status from, which names the first process inside; killing
-    that one ends all of them. None: the process and its group are killed, or told by `stop` to kill
-    and reap those inside.
+    Its process and its group are killed, or told by `stop` to kill and reap those inside.
     """
 
     def __init__(
@@ -91,11 +91,9 @@ class Running:
         process: subprocess.Popen[bytes],
         limits: Limits,
         *,
-        status: int | None = None,
         stop: signal.Signals = signal.SIGKILL,
     ) -> None:
-        self._process, self._limits, self._status = process, limits, status
-        self._stop_signal = stop
+        self._process, self._limits, self._stop_signal = process, limits, stop
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -149,8 +147,6 @@ class Running:
             self._stop()
         code, cpu_seconds = self._wait()
         self._selector.close()
-        if self._status is not None:
-            os.close(self._status)
         for stream in (self._stdin, *self._streams):
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
@@ -224,12 +220,7 @@ class Running:
         return False
 
     def _kill(self) -> None:
-        found = b"" if self._status is None else os.read(self._status, CHUNK)
-        if (first := CHILD.search(found)) is not None:
-            if b"exit-code" not in found:  # then its number may be another's
-                kill(int(first[1]))
-        else:
-            kill(-self._process.pid, self._stop_signal)
+        kill(-self._process.pid, self._stop_signal)
 
 
 class Sandbox(ABC):

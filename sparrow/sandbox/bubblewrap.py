@@ -6,26 +6,34 @@ interpreter, its standard library and shared libraries; null, zero and urandom a
 everything runs as nobody: root has no limit of processes.
 """
 
+import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from sparrow.sandbox.base import (
-    INSIDE,
+    CHUNK,
     Limits,
     Mode,
+    Outcome,
     Running,
     Sandbox,
     SandboxRefused,
     as_user,
     data_descriptor,
+    inside_settings,
+    inside_source,
+    kill,
     popen,
     sandbox_user,
 )
+from sparrow.sandbox.cgroup import Cgroup, check_delegated
 from sparrow.sandbox.seccomp import python_filter
 
 LAYERS = ("namespaces", "seccomp", "rlimits", "landlock")
@@ -34,6 +42,7 @@ SYSTEM = ("/usr/bin/python3", "/usr/local/bin/python3")
 FILES = ("/mnt/inside.py", "/mnt/program.py")
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "PATH": "/nowhere", "HOME": "/tmp"}
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+CHILD = re.compile(rb'"child-pid": (\d+)')  # in bwrap's status
 ASK_LIBRARIES = """
 import os, re, sys, sysconfig
 import _ctypes, _hashlib, _ssl, _bz2, _lzma, zlib  # what programs may import is mapped, then
@@ -104,30 +113,94 @@ def landlock_version() -> int:
     return max(ctypes.CDLL(None).syscall(LANDLOCK_VERSION, None, ctypes.c_size_t(0), 1), 0)
 
 
+class Wrapped(Running):
+    """A program in bwrap.
+
+    status: a descriptor to read bwrap's status from, which names the first process inside; killing
+    that one ends all of them. It waits until it is in its cgroup, if it has one.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        limits: Limits,
+        status: int,
+        cgroup: Cgroup | None,
+    ) -> None:
+        super().__init__(process, limits)
+        self._status, self._told, self._cgroup = status, b"", cgroup
+        if cgroup is not None and (first := self._first()) is not None:
+            try:
+                cgroup.admit(first)
+            except OSError as error:
+                self.end()
+                raise ValueError(f"a program cannot be moved to its cgroup: {error}") from error
+
+    def _first(self) -> int | None:
+        """The first process inside; None if it never was, or has ended: its number is another's."""
+        while (first := CHILD.search(self._told)) is None and (more := self._read_status()):
+            self._told += more
+        os.set_blocking(self._status, False)
+        with contextlib.suppress(BlockingIOError):
+            self._told += self._read_status()
+        return None if first is None or b"exit-code" in self._told else int(first[1])
+
+    def _read_status(self) -> bytes:
+        return os.read(self._status, CHUNK)
+
+    def _kill(self) -> None:
+        if (first := self._first()) is not None:
+            kill(first)
+        elif not CHILD.search(self._told):
+            super()._kill()
+
+    def _end(self) -> Outcome:
+        outcome = super()._end()
+        os.close(self._status)
+        if self._cgroup is None:
+            return outcome
+        killed = self._cgroup.out_of_memory()
+        self._cgroup.remove()
+        return outcome._replace(ending="memory") if killed else outcome
+
+
 class Bubblewrap(Sandbox):
-    """Programs by bwrap. without: layers that are left out, to test the others."""
+    """Programs by bwrap.
+
+    without: layers that are left out, to test the others. cgroup: a delegated folder of cgroup v2.
+    """
 
     name = "bwrap"
 
-    def __init__(self, without: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, without: frozenset[str] = frozenset(), *, cgroup: Path | None = None
+    ) -> None:
         binary = shutil.which("bwrap")
         if binary is None:
             raise SandboxRefused("bwrap is not installed: apt install bubblewrap")
+        if cgroup is not None:
+            check_delegated(cgroup)
         self._binary = binary
         self._user = sandbox_user()
         self._python = find_interpreter(self._user)
         absent = set() if landlock_version() else {"landlock"}
         self._layers = {layer for layer in LAYERS if layer not in without | absent}
         named = ", ".join([layer for layer in LAYERS if layer in self._layers])
+        named += ", cgroup" if cgroup is not None else ""
         missing = "; this kernel has no landlock" if absent else ""
+        self._cgroup = cgroup
         self.isolation = f"bwrap ({named}{missing}), Python {self._python.version}"
 
     def start(self, source: str, mode: Mode, limits: Limits) -> Running:
         program = source.encode(errors="replace")
+        cgroup = None if self._cgroup is None else Cgroup(self._cgroup, limits)
         status, status_end = os.pipe()
         descriptors = [status_end]
         words = [self._binary, "--json-status-fd", str(status_end), *self._walls(limits)]
-        for path, data in zip(FILES, (_inside(), program), strict=True):
+        if cgroup is not None:  # nothing runs inside before it is in its cgroup
+            descriptors.append(cgroup.gate)
+            words += ["--block-fd", str(cgroup.gate)]
+        for path, data in zip(FILES, (inside_source().encode(), program), strict=True):
             descriptors.append(data_descriptor(data))
             words += ["--ro-bind-data", str(descriptors[-1]), path]
         if "seccomp" in self._layers:
@@ -140,11 +213,13 @@ class Bubblewrap(Sandbox):
             process = popen(words, pass_fds=descriptors, **as_user(self._user))
         except OSError as error:
             os.close(status)
+            if cgroup is not None:
+                cgroup.remove()
             raise ValueError(f"bwrap cannot be started: {error}") from error
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return Running(process, limits, status=status)
+        return Wrapped(process, limits, status, cgroup)
 
     def _walls(self, limits: Limits) -> list[str]:
         """What bwrap is told of namespaces and files."""
@@ -166,18 +241,10 @@ class Bubblewrap(Sandbox):
     def _settings(self, mode: Mode, limits: Limits) -> dict[str, Any]:
         """What inside.py is told."""
         readable = [*self._python.paths, *DEVICES, *FILES]
-        return {
-            "mode": mode,
-            "rlimits": "rlimits" in self._layers,
-            "landlock": readable if "landlock" in self._layers else [],
-            "cpu": limits.cpu_seconds,
-            "memory": limits.memory_bytes,
-            "threads": limits.threads,
-            "scratch": limits.scratch_bytes,
-            "seccomp": python_filter(final=True).hex() if "seccomp" in self._layers else "",
-        }
-
-
-@functools.cache
-def _inside() -> bytes:
-    return INSIDE.read_bytes()
+        return inside_settings(
+            mode,
+            limits,
+            rlimits="rlimits" in self._layers,
+            landlock=readable if "landlock" in self._layers else [],
+            seccomp=python_filter(final=True).hex() if "seccomp" in self._layers else "",
+        )

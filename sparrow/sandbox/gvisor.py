@@ -68,7 +68,7 @@ class Gvisor(Sandbox):
         self._binaries = {name: _binary(name) for name in INSTALL}
         self._user = sandbox_user()
         self._python = find_interpreter(self._user)
-        self._filter = python_filter().hex()
+        self._filter = python_filter(final=True).hex()
         layers = "a kernel of its own, namespaces, seccomp, rlimits; no landlock inside"
         self.isolation = f"gvisor ({layers}), Python {self._python.version}"
 

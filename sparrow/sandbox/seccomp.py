@@ -31,9 +31,13 @@ ALLOWED = """
     unlinkat wait4 waitid write writev
 """.split()  # noqa: SIM905
 
-STARTING = (  # inside.py restricts itself
-    *("execve", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "prctl"),
-)
+STARTING = {  # calls by which inside.py restricts itself
+    "execve",
+    "landlock_add_rule",
+    "landlock_create_ruleset",
+    "landlock_restrict_self",
+    "prctl",
+}
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sparrow.schema.base import Record
+from sparrow.schema.types import Directory
 
 UNSAFE = "UNSAFE: no sandbox, programs run as this user"
 SandboxName = Literal["bwrap", "nsjail", "gvisor", "wasm", "unsafe"]
@@ -24,6 +25,9 @@ class CodeConfig(Record):
     # Size of a writable /tmp; 0: programs can write nowhere. Its files are limited by size, not by
     # number.
     scratch_mib: Annotated[int, Field(ge=0, le=2**14)] = 0
+    # bwrap: a folder of cgroup v2 that was delegated to this user, with memory and pids in its
+    # cgroup.subtree_control. Counts what the kernel holds for a program; None: rlimits alone.
+    cgroup: Directory | None = None
     # Numbers with a decimal point may differ by this much, relative or absolute.
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 1e-6
     cache: Annotated[int, Field(ge=0, le=2**24)] = 10_000  # verdicts kept, by program and tests

@@ -421,6 +421,7 @@ DATA = {
     "algorithm.reference",
     "batch.attention",
     "chat.system",
+    "data.code.cgroup",
     "data.code.reward",
     "data.columns.answer",
     "data.columns.prompt",

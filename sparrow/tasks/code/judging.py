@@ -48,7 +48,7 @@ class CodeJudges(Judges):
     def __init__(self, config: CodeConfig, workers: int = 2) -> None:
         self._config = config
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
-        sandbox = test_sandbox(config)
+        sandbox = check_sandbox(config)
         super().__init__(
             f"the sandbox {config.sandbox}",
             workers,
@@ -76,7 +76,7 @@ class CodeJudges(Judges):
         return verdict
 
 
-def test_sandbox(config: CodeConfig) -> str:
+def check_sandbox(config: CodeConfig) -> str:
     """Test a sandbox in a worker process, as judges use it; what its isolation is."""
     arguments = {"config": to_dict(config)}
     worker = Worker(f"{__name__}:make_sandbox_test", arguments)
@@ -105,14 +105,15 @@ def _generated(seed: int, length: int) -> Mapping[str, Any]:
 
 def make_sandbox_test(config: Mapping[str, Any]) -> Callable[[None], str]:
     settings = from_dict(CodeConfig, config)
-    sandbox = open_sandbox(settings.sandbox)
+    sandbox = open_sandbox(settings.sandbox, cgroup=settings.cgroup)
     return lambda _: sandbox.isolation
 
 
 def make_program_judge(config: Mapping[str, Any]) -> Callable[[list[Any]], dict[str, Any]]:
     """Make the function that answers a worker's questions: a program and its ground truth."""
     settings = from_dict(CodeConfig, config)
-    judge = ProgramJudge(sandbox=open_sandbox(settings.sandbox, test=False), config=settings)
+    sandbox = open_sandbox(settings.sandbox, cgroup=settings.cgroup, test=False)
+    judge = ProgramJudge(sandbox=sandbox, config=settings)
 
     def answer(question: list[Any]) -> dict[str, Any]:
         program, truth = question
