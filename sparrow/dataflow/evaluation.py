@@ -27,6 +27,7 @@ from sparrow.engine.pool import PAGE
 from sparrow.files import expanded
 from sparrow.models import Decoder, load
 from sparrow.models.actor import load_actor
+from sparrow.schema.code import LIMITS, CodeConfig
 from sparrow.schema.common import AttentionConfig, DecodingConfig
 from sparrow.schema.evaluation import (
     FILE_TOKENS,
@@ -202,11 +203,15 @@ def open_run_rows(
 
     The run may be somebody else's: ValueError if its rows need a reward that names code.
     """
+    code = _limited(run.data.code, config.code)
+    if code != run.data.code:
+        report("limits of programs are those of this evaluation (--code...), not of the run")
+    run = run.model_copy(update={"data": run.data.model_copy(update={"code": code})})
     chosen = held_out(run).values()
     named = [text for rows in chosen for text in (rows.reward or "", rows.code.sandbox)]
-    if code := [text for text in named if names_code(text)]:
+    if found := [text for text in named if names_code(text)]:
         raise ValueError(
-            f"{config.model}: the rows of the run are judged by {code[0]!r}, and code that a "
+            f"{config.model}: the rows of the run are judged by {found[0]!r}, and code that a "
             "folder names is not run: pass --rows FILE --reward module:function"
         )
     names = ", ".join(rows.rows or rows.task or "" for rows in chosen)
@@ -214,6 +219,12 @@ def open_run_rows(
     report(f"rows of the run{seen}: {names}; others by --task or --rows")
     changes = {"first": config.skip, "count": config.prompts, "max_tokens": config.max_tokens}
     return open_validation(run, judges, **changes)
+
+
+def _limited(run: CodeConfig, here: CodeConfig) -> CodeConfig:
+    """Rewards of programs as in a run, which may be somebody else's, with limits from here."""
+    least = {name: min(getattr(run, name), getattr(here, name)) for name in LIMITS}
+    return run.model_copy(update={**least, "cgroup": here.cgroup})
 
 
 def find_run(model: str) -> TrainConfig | None:

@@ -26,14 +26,16 @@ CHUNK = 1 << 16
 NOBODY = 65534
 POLL_SECONDS = 0.5
 END_POLL_SECONDS = 0.001
+STALE_SECONDS = 3 * 3600  # longer than any program may run
 # Exit codes of a program that was killed by its limit of CPU time.
 OUT_OF_CPU = (-signal.SIGXCPU, -signal.SIGKILL, 128 + signal.SIGXCPU, 128 + signal.SIGKILL)
 
 Mode = Literal["script", "calls", "tests"]
-Ending = Literal["exited", "time", "wall", "output", "memory"]
+Ending = Literal["exited", "time", "wall", "asleep", "output", "memory"]
 PROBLEMS: dict[Ending, str] = {
     "time": "out of CPU time",
     "wall": "out of wall time",
+    "asleep": "it sleeps",
     "output": "too much output",
     "memory": "out of memory",
 }
@@ -48,13 +50,15 @@ class Limits:
     """What a program may use.
 
     cpu_seconds: of its process, system time included
-    wall_seconds: a backstop against programs that sleep; load must not reach it
+    wall_seconds: a backstop; load must not reach it
+    asleep_seconds: in which it neither runs nor waits for the processor, where a backend can tell
     output_bytes: of stdout and stderr together, before it is killed
     scratch_bytes: of a writable /tmp; 0: it can write nowhere
     """
 
     cpu_seconds: int = 10
     wall_seconds: float = 60.0
+    asleep_seconds: float = 10.0
     memory_bytes: int = 512 << 20
     output_bytes: int = 1 << 18
     scratch_bytes: int = 0
@@ -103,6 +107,8 @@ class Running:
         self._closing = False
         self._total = 0
         self._until = time.monotonic() + limits.wall_seconds
+        self._awake = time.monotonic()  # when it was seen to do something
+        self._looked = self._awake  # when somebody looked whether it sleeps
         self._ending: Ending = "exited"
         self._stopped = False
         self._outcome: Outcome | None = None
@@ -119,7 +125,7 @@ class Running:
 
     def read_line(self) -> bytes | None:
         """The next line of its stdout; None if it ended, or was killed, before the end of one."""
-        stdout = self._written[self._streams[0]]
+        stdout, self._awake = self._written[self._streams[0]], time.monotonic()
         while b"\n" not in stdout:
             if not self._pump():
                 return None
@@ -130,7 +136,7 @@ class Running:
 
     def finish(self, stdin: bytes = b"") -> Outcome:
         """Give it the rest of its input, wait for its end, and collect its output."""
-        self._closing = True
+        self._closing, self._awake = True, time.monotonic()
         self.send(stdin)
         while self._pump():
             pass
@@ -162,8 +168,8 @@ class Running:
         The limit of CPU time is checked at ticks of the clock: a program may run between them.
         """
         while (ended := os.wait4(self._process.pid, os.WNOHANG))[0] == 0:
-            if not self._stopped and time.monotonic() > self._until:  # its pipes are closed
-                self._stop("wall")
+            if not self._stopped and (late := self._overdue()):  # its pipes are closed
+                self._stop(late)
             time.sleep(END_POLL_SECONDS)
         _, status, usage = ended
         self._process.returncode = os.waitstatus_to_exitcode(status)
@@ -173,15 +179,32 @@ class Running:
         """Move what can be moved; False when all of its output has come, or it was killed."""
         if not any(stream in self._selector.get_map() for stream in self._streams):
             return False
-        left = self._until - time.monotonic()
-        if left <= 0:
-            return self._stop("wall")
-        for key, _ in self._selector.select(min(left, POLL_SECONDS)):
+        left = max(self._until - time.monotonic(), 0)
+        events = self._selector.select(min(left, POLL_SECONDS))
+        if events:
+            self._awake = time.monotonic()
+        elif late := self._overdue():
+            return self._stop(late)
+        for key, _ in events:
             if key.fileobj is self._stdin:
                 self._write()
             elif not self._read(key.fileobj):
                 return self._stop("output")
         return True
+
+    def _overdue(self) -> Ending | None:
+        """Which of its times is over."""
+        now = time.monotonic()
+        if now > self._until:
+            return "wall"
+        if now > self._looked + POLL_SECONDS:
+            self._looked = now
+            self._awake = self._awake if self._asleep() else now
+        return "asleep" if now > self._awake + self._limits.asleep_seconds else None
+
+    def _asleep(self) -> bool:
+        """Whether it is known to sleep now."""
+        return False
 
     def _read(self, stream: Any) -> bool:
         data = os.read(stream.fileno(), CHUNK)
@@ -282,6 +305,14 @@ def data_descriptor(data: bytes) -> int:
         file.write(data)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
+
+
+def left_behind(folder: Path, pattern: str) -> list[Path]:
+    """Folders that judges made and never removed, since they were killed."""
+    now = time.time()
+    with contextlib.suppress(OSError):
+        return [path for path in folder.glob(pattern) if now - path.stat().st_mtime > STALE_SECONDS]
+    return []
 
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:

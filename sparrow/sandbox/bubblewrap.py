@@ -42,6 +42,7 @@ SYSTEM = ("/usr/bin/python3", "/usr/local/bin/python3")
 FILES = ("/mnt/inside.py", "/mnt/program.py")
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "PATH": "/nowhere", "HOME": "/tmp"}
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+PACKAGES = [f"{below}{kind}-packages" for below in ("", "*/") for kind in ("site", "dist")]
 CHILD = re.compile(rb'"child-pid": (\d+)')  # in bwrap's status
 ASK_LIBRARIES = """
 import os, re, sys, sysconfig
@@ -56,7 +57,10 @@ print("%d.%d" % sys.version_info[:2], *sorted(found), sep="\\n")
 
 
 class Interpreter:
-    """A Python that the sandbox's user can run: its version, and the paths that it needs."""
+    """A Python that the sandbox's user can run: its version, and the paths that it needs.
+
+    packages: folders below them that are hidden.
+    """
 
     def __init__(self, executable: str, user: int | None) -> None:
         words = [executable, "-s", "-S", "-E", "-c", ASK_LIBRARIES]
@@ -73,8 +77,15 @@ class Interpreter:
             raise SandboxRefused(f"{executable} cannot be run by user {user}: {error}") from error
         self.version, *paths = answer.stdout.split("\n")[:-1]
         self.executable = os.path.realpath(executable)
+        self.packages = _packages(paths)
         below = [path for path in paths if not any(_is_below(path, other) for other in paths)]
         self.paths = sorted({*below, *_loaders()})
+
+
+def _packages(paths: list[str]) -> list[str]:
+    """Folders of installed packages below paths; data of problem sets may be among them."""
+    found = [Path(path).glob(pattern) for path in paths for pattern in PACKAGES]
+    return sorted({str(folder) for folders in found for folder in folders if folder.is_dir()})
 
 
 def _is_below(path: str, other: str) -> bool:
@@ -154,14 +165,25 @@ class Wrapped(Running):
         elif not CHILD.search(self._told):
             super()._kill()
 
+    def _asleep(self) -> bool:
+        """Whether all of its threads sleep; under load, they would wait for the processor."""
+        try:
+            threads = Path(f"/proc/{self._first()}/task").iterdir()
+            states = {(thread / "stat").read_text().rpartition(")")[2][:2] for thread in threads}
+        except OSError:  # it has ended, or a thread has
+            return False
+        return states == {" S"}
+
     def _end(self) -> Outcome:
         outcome = super()._end()
         os.close(self._status)
         if self._cgroup is None:
             return outcome
-        killed = self._cgroup.out_of_memory()
+        if self._cgroup.out_of_memory():
+            outcome = outcome._replace(ending="memory")
+        self._outcome = outcome
         self._cgroup.remove()
-        return outcome._replace(ending="memory") if killed else outcome
+        return outcome
 
 
 class Bubblewrap(Sandbox):
@@ -233,6 +255,8 @@ class Bubblewrap(Sandbox):
         words += ["--unshare-cgroup-try", "--disable-userns", "--hostname", "sandbox"]
         for path in self._python.paths:
             words += ["--ro-bind", path, path]
+        for path in self._python.packages:
+            words += ["--size", "1", "--tmpfs", path, "--remount-ro", path]
         for device in DEVICES:
             words += ["--dev-bind", device, device]
         scratch = ["--size", str(limits.scratch_bytes), "--tmpfs", "/tmp"]

@@ -12,9 +12,10 @@ import secrets
 import time
 from pathlib import Path
 
-from sparrow.sandbox.base import Limits, SandboxRefused
+from sparrow.sandbox.base import Limits, SandboxRefused, left_behind
 
 CONTROLLERS = ("memory", "pids")
+PREFIX = "sparrow-"
 REMOVE_SECONDS = 5.0
 
 
@@ -29,13 +30,16 @@ def check_delegated(folder: Path) -> None:
             f"{folder} does not limit {' and '.join(missing)} of cgroups in it: "
             f"echo '+memory +pids' > {folder}/cgroup.subtree_control"
         )
+    for left in left_behind(folder, f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # something runs in it
+            left.rmdir()
 
 
 class Cgroup:
     """The cgroup of one program. gate: a descriptor that can be read once it is limited."""
 
     def __init__(self, parent: Path, limits: Limits) -> None:
-        self._folder = parent / f"sparrow-{secrets.token_hex(8)}"
+        self._folder = parent / f"{PREFIX}{secrets.token_hex(8)}"
         try:
             self._folder.mkdir()
             self._write("memory.max", limits.memory_bytes + limits.scratch_bytes)

@@ -26,6 +26,7 @@ from sparrow.sandbox.base import (
     inside_settings,
     inside_source,
     kill,
+    left_behind,
     popen,
     sandbox_user,
 )
@@ -34,6 +35,7 @@ from sparrow.sandbox.seccomp import python_filter
 
 UNSHARE = ["--user", "--map-root-user", "--pid", "--mount-proc", "--fork", "--kill-child"]
 FLAGS = ["--rootless", "--network=none", "--ignore-cgroups"]
+PREFIX = "sparrow-gvisor-"
 UNSETTABLE = ("MSGQUEUE",)  # inside
 INSTALL = {"runsc": "apt install runsc", "unshare": "apt install util-linux"}
 
@@ -68,13 +70,15 @@ class Gvisor(Sandbox):
         self._binaries = {name: _binary(name) for name in INSTALL}
         self._user = sandbox_user()
         self._python = find_interpreter(self._user)
+        for folder in left_behind(Path(tempfile.gettempdir()), f"{PREFIX}*"):
+            shutil.rmtree(folder, ignore_errors=True)
         self._filter = python_filter(final=True).hex()
         layers = "a kernel of its own, namespaces, seccomp, rlimits; no landlock inside"
         self.isolation = f"gvisor ({layers}), Python {self._python.version}"
 
     def start(self, source: str, mode: Mode, limits: Limits) -> Running:
         settings = inside_settings(mode, limits, source=source, seccomp=self._filter)
-        folder = Path(tempfile.mkdtemp(prefix="sparrow-gvisor-"))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         try:
             self._make_root(folder / "root")
             (folder / "config.json").write_text(json.dumps(self._container(settings, limits)))
@@ -107,6 +111,8 @@ class Gvisor(Sandbox):
             {"destination": path, "source": path, "type": "bind", "options": ["ro", "rbind"]}
             for path in self._python.paths
         ]
+        for path in self._python.packages:
+            mounts.append({"destination": path, "type": "tmpfs", "options": ["ro", "size=4096"]})
         if limits.scratch_bytes:
             options = [f"size={limits.scratch_bytes}", "mode=1777"]
             mounts.append({"destination": "/tmp", "type": "tmpfs", "options": options})

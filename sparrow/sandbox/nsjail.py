@@ -83,6 +83,8 @@ class Nsjail(Sandbox):
             words += ["--env", f"{name}={value}"]
         for path in self._python.paths:
             words += ["--bindmount_ro", path]
+        for path in self._python.packages:
+            words += ["--mount", f"none:{path}:tmpfs:size=4096,nr_inodes=1"]  # no file fits
         for device in DEVICES:
             words += ["--bindmount", device]
         if limits.scratch_bytes:

@@ -25,10 +25,12 @@ from sparrow.sandbox.base import (
     sandbox_user,
 )
 
-THROUGH = "THROUGH"
+THROUGH, TRIED = "THROUGH", "TRIED"
 CANARY = "SPARROW_CANARY"
 LIMITS = Limits(cpu_seconds=1, wall_seconds=20.0, memory_bytes=256 << 20, output_bytes=1 << 16)
 TRY = f"""
+import atexit
+atexit.register(print, "{TRIED}")
 def attempt(act):
     try:
         if act():
@@ -120,6 +122,16 @@ for path in ("/etc/passwd", "/etc/shadow", "/etc/hostname", "/etc/hosts"):
 attempt(lambda: open({str(aim.folder / "secret")!r}).read() == {aim.secret!r})
 attempt(lambda: open({str(aim.folder / "new")!r}, "w"))
 """,
+        "files, of this user": f"""
+for path in {_own_files()!r}:
+    attempt(lambda: open(path, "rb"))
+""",
+        "files, installed packages": """
+import os, sys
+for place in {os.path.dirname(os.__file__), *sys.path}:
+    for name in ("site-packages", "dist-packages"):
+        attempt(lambda: os.listdir(os.path.join(place, name)))
+""",
         "environment of the launcher": f"""
 import os
 secret = {aim.secret!r}
@@ -186,6 +198,15 @@ attempt(lambda: os.mknod("/tmp/disk", 0o60666, os.makedev(8, 0)) is None)
     }
 
 
+def _own_files() -> list[str]:
+    """Some files of the user's home and of the working folder."""
+    found = list[str]()
+    for folder in (Path.home, Path.cwd):
+        with contextlib.suppress(OSError, RuntimeError):
+            found += [str(path) for path in sorted(folder().iterdir()) if path.is_file()][:3]
+    return found
+
+
 IGNORE = """
 import signal
 for number in range(1, 32):
@@ -219,6 +240,8 @@ def self_test(sandbox: Sandbox) -> None:
                     raise SandboxRefused(f"{sandbox.name} does not work here: {detail.strip()}")
             elif THROUGH.encode() in outcome.stdout or trace or outcome.ending != expected:
                 failed.append(f"{name} ({trace or outcome.ending})")
+            elif name not in ENDLESS and TRIED.encode() not in outcome.stdout:
+                failed.append(f"{name} (it did not run to its end: {outcome.problem})")
     if failed:
         raise SandboxRefused(
             f"the sandbox {sandbox.name} lets through: {'; '.join(failed)}. It is not used"

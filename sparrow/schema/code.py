@@ -11,6 +11,10 @@ UNSAFE = "UNSAFE: no sandbox, programs run as this user"
 SandboxName = Literal["bwrap", "nsjail", "gvisor", "wasm", "unsafe"]
 
 
+# What a program may use; the machine's own, not the verdict's.
+LIMITS = ("cpu_seconds", "wall_seconds", "memory_mib", "output_kib", "scratch_mib")
+
+
 class CodeConfig(Record):
     """Rewards of programs: rows with tests, judged in a sandbox."""
 

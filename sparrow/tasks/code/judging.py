@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -112,6 +113,7 @@ def make_sandbox_test(config: Mapping[str, Any]) -> Callable[[None], str]:
 def make_program_judge(config: Mapping[str, Any]) -> Callable[[list[Any]], dict[str, Any]]:
     """Make the function that answers a worker's questions: a program and its ground truth."""
     settings = from_dict(CodeConfig, config)
+    sys.set_int_max_str_digits(0)  # outputs are limited anyway
     sandbox = open_sandbox(settings.sandbox, cgroup=settings.cgroup, test=False)
     judge = ProgramJudge(sandbox=sandbox, config=settings)
 

@@ -8,7 +8,7 @@ the solution is relayed as plain data. So a solution meets neither the tests nor
 import json
 import secrets
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,14 +40,15 @@ class ProgramJudge:
     sandbox: Sandbox
     config: CodeConfig
 
-    @property
-    def limits(self) -> Limits:
+    def limits(self, expected: Sequence[Any] = ()) -> Limits:
+        """Limits of a program; it may write as much as it should, whatever the limit of output."""
         config = self.config
+        needed = 2 * max((len(json.dumps(output)) for output in expected), default=0)
         return Limits(
             cpu_seconds=config.cpu_seconds,
             wall_seconds=config.wall_seconds,
             memory_bytes=config.memory_mib << 20,
-            output_bytes=config.output_kib << 10,
+            output_bytes=max(config.output_kib << 10, needed),
             scratch_bytes=config.scratch_mib << 20,
         )
 
@@ -84,10 +85,12 @@ class ProgramJudge:
         return self._asserts(program, problem)
 
     def _stdio(self, program: str, tests: StdioTests) -> Results:
-        until = time.monotonic() + self.limits.wall_seconds
+        limits = self.limits(tests.outputs)
+        until = time.monotonic() + limits.wall_seconds
         for text, expected in zip(tests.inputs, tests.outputs, strict=True):
-            limits = replace(self.limits, wall_seconds=until - time.monotonic())
-            outcome = self.sandbox.start(program, "script", limits).finish(text.encode())
+            stdin = text.encode()
+            limits = replace(limits, wall_seconds=until - time.monotonic())
+            outcome = self.sandbox.start(program, "script", limits).finish(stdin)
             if outcome.ending == "wall":
                 raise OutOfWallTime
             got = outcome.stdout.decode(errors="replace")
@@ -99,7 +102,8 @@ class ProgramJudge:
                 yield f"expected {_short(expected)}, got {_short(got)}"
 
     def _calls(self, program: str, tests: CallTests) -> Results:
-        solution = Solution(self.sandbox.start(program, "calls", self.limits))
+        limits = self.limits(tests.outputs)
+        solution = Solution(self.sandbox.start(program, "calls", limits))
         try:
             solution.begin()
             for args, expected in zip(tests.inputs, tests.outputs, strict=True):
@@ -119,7 +123,7 @@ class ProgramJudge:
         return f"expected {_short(expected)}, got {_short(got)}"
 
     def _asserts(self, program: str, tests: AssertTests) -> Results:
-        solution = Solution(self.sandbox.start(program, "calls", self.limits))
+        solution = Solution(self.sandbox.start(program, "calls", self.limits()))
         try:
             solution.begin()
             yield from self._run_tests(solution, tests)
@@ -129,7 +133,7 @@ class ProgramJudge:
 
     def _run_tests(self, solution: "Solution", tests: AssertTests) -> Results:
         source = {"prefix": tests.prefix, "names": tests.names, "tests": tests.tests}
-        tester = self.sandbox.start(json.dumps(source), "tests", self.limits)
+        tester = self.sandbox.start(json.dumps(source), "tests", self.limits())
         nonce, done = secrets.token_hex(16), 0
         tester.send(nonce.encode() + b"\n")
         try:
@@ -148,6 +152,8 @@ class ProgramJudge:
         if done < len(tests.tests):
             if outcome.ending == "wall":
                 raise OutOfWallTime
+            if outcome.ending == "time" and solution.calls:  # values that take long to compare
+                raise ProgramEnded("out of CPU time in the tests")
             raise ValueError(f"the tests of this row do not run: {outcome.problem or 'they end'}")
 
 
@@ -155,7 +161,7 @@ class Solution:
     """A program in a sandbox that answers calls of its functions."""
 
     def __init__(self, running: Running) -> None:
-        self._running = running
+        self._running, self.calls = running, 0
 
     def begin(self) -> None:
         """Wait until the program has run; ProgramEnded if it failed."""
@@ -165,6 +171,7 @@ class Solution:
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
         """Call a function: a reply with its value, or with what it raised."""
+        self.calls += 1
         self._running.send(json.dumps(request).encode() + b"\n")
         return self._receive()
 

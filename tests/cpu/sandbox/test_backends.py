@@ -62,7 +62,8 @@ def test_program_of_many_bytes(sandbox):
 def test_calls_return_values_exceptions_and_changed_arguments(sandbox):
     running = sandbox.start(SOLUTION, "calls", SMALL)
     assert json.loads(running.read_line()) == {"ready": True}
-    reply = say(running, {"call": "double", "args": [[1, 2]], "named": {"times": 3}})
+    asked = {"call": "double", "args": [[1, 2]], "named": {"times": 3}}
+    reply = say(running, {**asked, "changes": True})
     pair = {"tuple": [1, {"float": "inf"}]}
     assert reply == {"value": {"dict": [["sum", 12], ["pair", pair]]}, "args": [[1, 2, 3, 6]]}
     assert say(running, {"call": "fail", "args": []})["raised"] == "KeyError"

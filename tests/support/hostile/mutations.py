@@ -57,7 +57,7 @@ def variant(
         others = [
             kind
             for kind in pool
-            if kind.mode == "script" and not _is_slow(kind) and _writes(kind) == _writes(chosen[0])
+            if kind.mode == "script" and not _is_slow(kind) and _room(kind) == _room(chosen[0])
         ]
         chosen += dice.choices(others or chosen, k=company)
         dice.shuffle(chosen)
@@ -79,8 +79,8 @@ def _is_slow(kind: Kind) -> bool:
     return kind.slow or bool({"wall", "time"} & set(kind.endings))
 
 
-def _writes(kind: Kind) -> bool:
-    return "scratch_bytes" in kind.limits  # where it has a folder, writing there is no success
+def _room(kind: Kind) -> int:
+    return int(kind.limits.get("scratch_bytes", 0))  # what fits is written, and no success
 
 
 def _limits(kinds: list[Kind], dice: random.Random) -> Limits:
