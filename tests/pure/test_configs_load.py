@@ -65,10 +65,12 @@ def test_schedules_are_as_they_would_be_saved_and_were_planned(tmp_path: Path) -
         assert schedule == from_dict(Schedule, planned | {"name": name})  # 0.8 is called 0.80
 
 
-def test_recipes_are_sparse_by_a_schedule_for_their_model_but_one() -> None:
-    dense = load_config(TrainConfig, ["small-rl"])  # makes the model that others start from
-    assert (dense.rollout.decoding, dense.gate.mode) == ("dense", "off")
-    for name in shipped_configs("train").keys() - {"small-rl"}:
+def test_recipes_are_sparse_by_a_schedule_for_their_model_or_dense() -> None:
+    dense = {"small-rl", "smollm2-code"}  # a model that others start from; short answers
+    for name in dense:
+        recipe = load_config(TrainConfig, [name])
+        assert (recipe.rollout.decoding, recipe.gate.mode) == ("dense", "off")
+    for name in shipped_configs("train").keys() - dense:
         recipe = load_config(TrainConfig, [name])
         schedule = named_schedule(str(recipe.rollout.attention.schedule))
         assert schedule.model == recipe.model.name.removeprefix("Qwen/")
