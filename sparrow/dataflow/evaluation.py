@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from sparrow.dataflow.backend import EngineBackend, RolloutBackend, Sampler, open_backend
 from sparrow.dataflow.checkpoints import Checkpoints
@@ -27,6 +28,7 @@ from sparrow.engine.pool import PAGE
 from sparrow.files import expanded
 from sparrow.models import Decoder, load
 from sparrow.models.actor import load_actor
+from sparrow.models.lora import Adapter
 from sparrow.schema.code import LIMITS, CodeConfig
 from sparrow.schema.common import AttentionConfig, DecodingConfig
 from sparrow.schema.evaluation import (
@@ -264,8 +266,13 @@ def load_policy(
     name = read_resolved(TrainConfig, run).model.name
     model = load(name, dtype=dtype, device=device, report=report)
     try:
-        model.load_state_dict(state["learner"]["weights"])
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        weights, scaling = state["learner"]["weights"], state["learner"].get("lora")
+        if scaling is None:
+            model.load_state_dict(weights)
+        else:
+            place: Json = {"dtype": torch.float32, "device": model.device}
+            Adapter.from_state(model.spec, weights, **scaling, **place).merge_into(model)
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise ValueError(f"step {step} in {run} holds no weights of {name}: {error}") from error
     if report is not None:
         report(f"{run}: weights after step {step}")

@@ -92,6 +92,11 @@ class LoraTarget(NamedTuple):
     def path(self) -> str:
         return f"layers.{self.layer}.{_PARENT[self.module]}.{self.module}"
 
+    @property
+    def weight(self) -> str:
+        """The Hugging Face name of its weight."""
+        return f"model.{self.path}.weight"
+
     def tensor(self, matrix: str) -> str:
         """PEFT's name of its A or B."""
         return f"base_model.model.model.{self.path}.lora_{matrix}.weight"
@@ -308,6 +313,19 @@ class Adapter:
         """What B A of a module of this rank is multiplied by."""
         return self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
+    def merged(self, place: LoraTarget, weight_EI: Tensor) -> Tensor:
+        """A module's weight with its update, W + scale * B A, in float32; as it is without one."""
+        if (pair := self.pairs.get(place)) is None:
+            return weight_EI
+        return weight_EI.float() + pair.b_ER.float() @ pair.a_RI.float() * self.scale(pair.rank)
+
+    @torch.no_grad()
+    def merge_into(self, model: Decoder) -> None:
+        """Add it to the weights of a model, for good."""
+        weights = hf_views(model)
+        for place in self.pairs:
+            weights[place.weight].copy_(self.merged(place, weights[place.weight]))
+
     def __call__(self, layer: int, name: str, x: Tensor, linear: nn.Linear, /) -> Tensor:
         pairs = [self.pairs.get(LoraTarget(layer, module)) for module in FUSED[name]]
         if all(pair is None for pair in pairs):
@@ -427,12 +445,7 @@ class MergedDecoder:
         plain, own = hf_views(self.model), hf_views(self.decoder)
         for layer, projection in _projections(self.adapter):
             for place in (LoraTarget(layer, module) for module in FUSED[projection]):
-                name, pair = f"model.{place.path}.weight", self.adapter.pairs.get(place)
-                weight = plain[name]
-                if pair is not None:
-                    delta = pair.b_ER @ pair.a_RI * self.adapter.scale(pair.rank)
-                    weight = weight.float() + delta
-                own[name].copy_(weight)
+                own[place.weight].copy_(self.adapter.merged(place, plain[place.weight]))
         self._edition = self.model.edition
 
 

@@ -32,6 +32,7 @@ from sparrow.schema.surface import Surface
 PARTS = ("calibration", "train")
 METRICS, VALIDATION, ACTIONS = "metrics.jsonl", "validation.jsonl", "actions.jsonl"
 SCHEDULE, SETTINGS = "schedule.json", "config.resolved.toml"
+ADAPTER = "adapter"  # folder of the policy's adapter in PEFT's format, of a run with model.lora
 ACTOR = "actor"  # folder of the sparse actor's adapter, beside that of the model
 MODEL = "model"  # folder of the trained model of a finished run
 DOCUMENTS: dict[str, type[File]] = {

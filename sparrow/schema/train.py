@@ -39,6 +39,25 @@ from sparrow.schema.types import (
     refuse_many,
 )
 
+Module = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class LoraConfig(Record):
+    """LoRA: matrices of low rank are trained, and added to weights that stay as they are."""
+
+    rank: Annotated[int, Field(ge=0, le=2**16)] = 0  # 0: all weights are trained
+    alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None  # None: the rank, a scale of 1
+    targets: tuple[Module, ...] = get_args(Module)
+    adapter: Directory | None = None  # PEFT's folder to begin with; None: one that changes nothing
+
+    @property
+    def on(self) -> bool:
+        return bool(self.rank) or self.adapter is not None
+
+    def _check(self) -> None:
+        one = not self.rank or self.adapter is None
+        self.require(one, "rank", "0 with an adapter, which has its own", self.rank)
+
 
 class TrainModelConfig(Record):
     """The policy. Weights are float32; `dtype` is that of the products and of the engine."""
@@ -46,6 +65,7 @@ class TrainModelConfig(Record):
     name: Name
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU
     device: Device = "auto"
+    lora: LoraConfig = LoraConfig()
 
 
 class RowsConfig(Record):
@@ -81,7 +101,6 @@ class RowsConfig(Record):
 DivergenceKind = Literal[
     "reverse_kl", "forward_kl", "jensen_shannon", "total_variation", "tail", "k3"
 ]
-Module = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 MOST_RANK = 64  # room of an engine
 Rank = Annotated[int, Field(ge=1, le=MOST_RANK)]
 
@@ -309,6 +328,7 @@ class TrainConfig(Record):
     shortcuts: ClassVar = {
         "model": "model.name",
         "device": "model.device",
+        "lora": "model.lora.rank",
         "task": "data.task",
         "length": "data.length",
         "rows": "data.rows",
@@ -362,6 +382,8 @@ class TrainConfig(Record):
             sparse = self.rollout.sparse and self.rollout.decoding != "exact"
             self.require(sparse, "batch.attention", "dense, unless rollouts are sparse", "sparse")
             self.require(not self.rollout.distill.on, "batch.attention", "dense beside an adapter")
+        alone = not self.model.lora.on or not self.rollout.distill.on
+        self.require(alone, "model.lora.rank", "0 with rollout.distill", self.model.lora.rank)
         if self.run.learner != "sparrow":
             self._refuse_without_sparrow()
         if self.validation.every:
@@ -387,6 +409,7 @@ class TrainConfig(Record):
     def _refuse_without_sparrow(self) -> None:
         """Refuse what other learners than ours cannot do."""
         needs = {
+            "model.lora": self.model.lora.on,
             "rollout.distill": self.rollout.distill.on,
             "batch.attention = sparse": self.batch.attention == "sparse",
             "algorithm.kl": self.algorithm.kl > 0,
@@ -434,6 +457,8 @@ DATA = {
     "gate.mode",
     "model.device",
     "model.dtype",
+    "model.lora.adapter",
+    "model.lora.targets",
     "model.name",
     "rollout.attention.schedule",
     "rollout.decoding",

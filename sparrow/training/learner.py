@@ -73,7 +73,7 @@ class Learner:
         self.policy, self.config, self.steps, self.tokens = policy, config, steps, tokens
         self.reference = reference  # frozen, and whole on every rank
         self.world = world or World()
-        self.optimiser = adamw(policy, config)
+        self.optimiser = adamw(policy.trained().values(), config)
         self.taken = 0
         self.heads: dict[int, Tensor] = {}  # LM heads of earlier versions
 
@@ -188,7 +188,7 @@ class Learner:
         sums = self._gradients(samples, weights, objective, references, sparse, on_batch)
         self.taken += 1
         return apply_gradients(
-            *(self.optimiser, self.policy.parameters(), objective, sums),
+            *(self.optimiser, self.policy.trained().values(), objective, sums),
             tokens=sum(sample.learnt for sample in samples),
             rate=rate,
             clip=self.config.clip,
@@ -292,20 +292,23 @@ class Learner:
 
     # Weights.
 
-    def named_weights(self) -> dict[str, Tensor]:
-        """Full weights by the decoder's parameter names; a collective call on all ranks."""
-        named = self.policy.model.named_parameters()
+    def trained(self) -> dict[str, Tensor]:
+        """What the policy trains, in full, by name; a collective call on all ranks."""
+        named = self.policy.trained().items()
         return {name: full_tensor(weight.detach()) for name, weight in named}
 
     def state(self) -> dict[str, Any]:
         """A copy for a checkpoint, in host memory; a collective call on all ranks."""
-        named = self.named_weights().items()
+        named = self.trained().items()
         weights = {name: weight.to("cpu", copy=True) for name, weight in named}
-        return {"taken": self.taken, "weights": weights, "moments": moments(self.optimiser)}
+        state = {"taken": self.taken, "weights": weights, "moments": moments(self.optimiser)}
+        if (adapter := self.policy.adapter) is not None:
+            state["lora"] = {"alpha": adapter.alpha, "rslora": adapter.rslora}
+        return state
 
     def restore(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
-            for name, weight in self.policy.model.named_parameters():
+            for name, weight in self.policy.trained().items():
                 weight.copy_(_like(weight, state["weights"][name]))
         optimiser = self.optimiser.state_dict()
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]

@@ -1,22 +1,25 @@
 """AdamW, its learning-rate schedule, and its moments in a checkpoint."""
 
+from collections.abc import Iterable
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparrow.schema.train import OptimiserConfig
 from sparrow.training.policy import full_tensor
 
 
-def adamw(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
+def adamw(trained: Iterable[Tensor], config: OptimiserConfig) -> torch.optim.AdamW:
     """AdamW with weight decay for matrices, none for norms and biases."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    weights = list(trained)
+    matrices = [p for p in weights if p.ndim > 1]
+    vectors = [p for p in weights if p.ndim <= 1]
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
     betas = (config.beta1, config.beta2)
-    fused = next(model.parameters()).is_cuda
+    fused = weights[0].is_cuda
     return torch.optim.AdamW(groups, lr=config.rate, betas=betas, fused=fused)
 
 

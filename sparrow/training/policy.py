@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from sparrow import ops
 from sparrow.models import Decoder
 from sparrow.models.decoder import Attention, Lora
+from sparrow.models.lora import Adapter
 from sparrow.training.packing import Pack, packed_attention
 from sparrow.training.sparse_attention import SparseDecoding, sparse_attention
 
@@ -66,7 +67,10 @@ class TeacherStates(NamedTuple):
 
 
 class Policy(nn.Module):
-    """A decoder that computes in `dtype`; its weights are float32 unless they are frozen."""
+    """A decoder that computes in `dtype`; its weights are float32 unless they are frozen.
+
+    adapter: what is trained instead of the weights (LoRA), in float32.
+    """
 
     def __init__(
         self,
@@ -75,13 +79,24 @@ class Policy(nn.Module):
         dtype: torch.dtype = torch.float32,
         recompute: bool = False,
         compiled: bool = False,
+        adapter: Adapter | None = None,
     ) -> None:
         super().__init__()
+        if adapter is not None:
+            model.requires_grad_(False)
+            for tensor in adapter.tensors().values():
+                tensor.requires_grad_()
         if model.dtype != torch.float32 and any(p.requires_grad for p in model.parameters()):
             raise ValueError(f"training needs float32 weights, the model has {model.dtype}")
-        self.model, self.dtype = model, dtype
+        self.model, self.dtype, self.adapter = model, dtype, adapter
         self.recompute, self.compiled = recompute, compiled
         self.sharded = False  # FSDP2 makes the 16-bit copies itself
+
+    def trained(self) -> dict[str, Tensor]:
+        """What is trained: the decoder's weights by name, or an adapter's by PEFT's names."""
+        if self.adapter is not None:
+            return self.adapter.tensors()
+        return dict(self.model.named_parameters())
 
     def forward(
         self,
@@ -108,7 +123,8 @@ class Policy(nn.Module):
     ) -> Tensor:
         """Final hidden states at the positions that predict a learnt token, [R, C].
 
-        Dense unless another attention is given. Beside an adapter, weights get no gradients.
+        Dense unless another attention is given. Beside an adapter (lora, or else the policy's
+        own), weights get no gradients.
         Scores of the states need `head` in chunks of `chunk`, under `gradient_ops`.
         """
         with self.gradient_ops():
@@ -134,6 +150,8 @@ class Policy(nn.Module):
 
     def _hidden(self, pack: Pack, attention: Attention | None, lora: Lora | None) -> Tensor:
         attention = attention or packed_attention(pack, self.dtype)
+        if lora is None and self.adapter is not None:
+            lora = self.adapter.to(self.dtype)
         arguments = (pack.ids_T, pack.positions_T, attention, lora, self._through)
         frozen = lora is not None
         named = self.model.named_parameters()

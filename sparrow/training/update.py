@@ -85,7 +85,7 @@ def token_loss(
 
 def apply_gradients(
     optimiser: torch.optim.Optimizer,
-    parameters: Iterable[nn.Parameter],
+    parameters: Iterable[Tensor],
     objective: Objective,
     sums: Mapping[str, float],
     *,

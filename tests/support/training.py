@@ -56,7 +56,7 @@ def model_folder(
     return models.save(made, folder, tokenizer=tokenizer)
 
 
-def settings(model: Path, folder: Path, **changes: Mapping[str, Any]) -> Json:
+def settings(model: Path, folder: Path, /, **changes: Mapping[str, Any]) -> Json:
     """A configuration as plain data: a few steps of 2 x 4 answers; `changes` by section."""
     base: dict[str, Json] = {
         "model": {"name": str(model), "device": "cpu"},
@@ -71,7 +71,7 @@ def settings(model: Path, folder: Path, **changes: Mapping[str, Any]) -> Json:
     return {key: {**base.get(key, {}), **changes.get(key, {})} for key in {*base, *changes}}
 
 
-def config(model: Path, folder: Path, **changes: Mapping[str, Any]) -> TrainConfig:
+def config(model: Path, folder: Path, /, **changes: Mapping[str, Any]) -> TrainConfig:
     return TrainConfig.model_validate_json(json.dumps(settings(model, folder, **changes)))
 
 

@@ -70,7 +70,7 @@ class Supervised:
         if model.dtype != torch.float32:
             raise ValueError(f"training needs float32 weights, the model has {model.dtype}")
         self.model, self.config, self.steps, self.dtype = model, optimiser, steps, dtype
-        self.optimiser = adamw(model, optimiser)
+        self.optimiser = adamw(model.parameters(), optimiser)
         self.next = 0
 
     def step(self, pack: Pack) -> StepStats:

@@ -21,7 +21,7 @@ from sparrow.dataflow.local.messages import Callbacks, LearnerBatch, NoCallbacks
 from sparrow.dataflow.local.sides import LearnerProtocol
 from sparrow.engine.answer import ResolvedDecoding
 from sparrow.models import Decoder, hf_views, provenance
-from sparrow.models.lora import Adapter
+from sparrow.models.lora import Adapter, MergedDecoder
 from sparrow.models.weights import with_weights
 from sparrow.schema.base import Float32Array, Float32Matrix
 from sparrow.schema.episode import TrainSample
@@ -43,6 +43,7 @@ class LearnerSide(LearnerProtocol):
     algorithm: Algorithm
     distiller: Distiller | None = None
     callbacks: Callbacks = field(default_factory=NoCallbacks)
+    _merged: MergedDecoder | None = None  # where an adapter is trained
 
     def header(self) -> str:
         return provenance(self.learner.policy.model)
@@ -183,16 +184,30 @@ class LearnerSide(LearnerProtocol):
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Full weights by Hugging Face names; a collective call on all ranks."""
-        model = self.learner.policy.model
+        return hf_views(self._whole())
+
+    def _whole(self) -> Decoder:
+        """The policy in one piece, with its own adapter in its weights."""
+        policy = self.learner.policy
+        if policy.adapter is not None:
+            self._merged = self._merged or MergedDecoder(policy.model, policy.adapter)
+            self._merged.load(policy.adapter)
+            self._merged.allocate()
+            self._merged.renew()
+            return self._merged.decoder
         if self.learner.world.size == 1:
-            return hf_views(model)
-        return hf_views(with_weights(model, self.learner.named_weights()))
+            return policy.model
+        return with_weights(policy.model, self.learner.trained())
 
     def host_model(self) -> Decoder:
         """A copy in host memory, in the dtype of products; a collective call on all ranks."""
-        policy, named = self.learner.policy, self.learner.named_weights()
-        host = {name: weight.to(policy.dtype).cpu() for name, weight in named.items()}
+        policy, named = self.learner.policy, self._whole().named_parameters()
+        host = {name: weight.detach().to(policy.dtype).cpu() for name, weight in named}
         return with_weights(policy.model, host)
+
+    @property
+    def lora(self) -> Adapter | None:
+        return self.learner.policy.adapter
 
     def state(self) -> dict[str, Any]:
         """The learner's and the distiller's state; a collective call on all ranks."""

@@ -55,7 +55,7 @@ from sparrow.models.spec import ModelSpec
 from sparrow.schema.base import to_dict
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.loading import read_resolved
-from sparrow.schema.run_folder import ACTOR, MODEL, SCHEDULE, flat_settings
+from sparrow.schema.run_folder import ACTOR, ADAPTER, MODEL, SCHEDULE, flat_settings
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import GateConfig, RolloutConfig, TrainConfig, code_settings
 from sparrow.schema.types import Report
@@ -245,6 +245,8 @@ class Run:
             os.rename(target, shorter)
             shutil.rmtree(shorter)
         save(model, target)
+        if (lora := self.learner.lora) is not None:
+            lora.save(files.folder / ADAPTER)
         schedule = self.rollout.decoding(self.gate.schedule).schedule
         if (adapter := self.learner.adapter) is not None and schedule is not None:
             actor = unfinished_path(files.folder / ACTOR)
@@ -268,11 +270,16 @@ def describe_run(config: TrainConfig, decoding: ResolvedDecoding, rows: str) -> 
     return {
         "rollout": rollouts + _describe_distillation(config) + served,
         "gate": "off" if gate.mode == "off" else target,
-        "model": config.model.name,
+        "model": config.model.name + _describe_lora(config),
         "data": f"{rows} | {batch} a step",
         "algorithm": f"{config.algorithm.name}, corrections: {corrections}",
         "validation": _describe_validation(config),
     }
+
+
+def _describe_lora(config: TrainConfig) -> str:
+    lora = config.model.lora
+    return f", LoRA of {lora.adapter or f'rank {lora.rank}'}" if lora.on else ""
 
 
 def _describe_distillation(config: TrainConfig) -> str:
@@ -375,7 +382,10 @@ def open_parts(
     device = rank_device(pick_device(config.model.device))
     dtype = pick_dtype(config.model.dtype, device, {})
     world, stopping = _ranks(config, device), stopping or GracefulShutdown()
-    model = load(config.model.name, dtype="float32", device=device, report=report)
+    frozen = config.model.lora.on
+    model = load(
+        config.model.name, dtype=dtype if frozen else "float32", device=device, report=report
+    )
     sampling = _Sampling.open(config, model, report)
     reference = _reference(config, model, dtype)
     ledger = Ledger(
@@ -565,7 +575,8 @@ def _learner_side(
     batch, distill = config.batch, config.rollout.distill
     joined = model.device.type == "cuda" if batch.compile is None else batch.compile
     adapter = _adapter(config, model) if distill.on else None  # before weights are sharded
-    policy = Policy(model, dtype=dtype, recompute=batch.recompute, compiled=joined)
+    lora = _lora(config, model, world) if config.model.lora.on else None
+    policy = Policy(model, dtype=dtype, recompute=batch.recompute, compiled=joined, adapter=lora)
     learner = Learner(
         shard(policy) if world.size > 1 else policy,
         config.optimiser,
@@ -587,6 +598,18 @@ def _learner_side(
             world=world,
         )
     return LearnerSide(config=config, learner=learner, algorithm=algorithm, distiller=distiller)
+
+
+def _lora(config: TrainConfig, model: Decoder, world: World) -> Adapter:
+    """The adapter that is trained, at the start; a new one changes nothing."""
+    lora = config.model.lora
+    place: dict[str, Any] = {"dtype": torch.float32, "device": model.device}
+    if world.size > 1:
+        raise ValueError(f"model.lora: expected 1 rank, which trains an adapter; got {world.size}")
+    if lora.adapter is not None:
+        return Adapter.load(lora.adapter, model.spec, **place)
+    new: dict[str, Any] = {"alpha": lora.alpha, "modules": lora.targets, "b_std": 0.0, **place}
+    return Adapter.random(model.spec, lora.rank, seed=config.run.seed, **new)
 
 
 def _adapter(config: TrainConfig, model: Decoder) -> Adapter:

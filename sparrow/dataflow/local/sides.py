@@ -124,6 +124,11 @@ class LearnerProtocol(Protocol):
         """The adapter of the sparse actor; None: it has none."""
         return None
 
+    @property
+    def lora(self) -> Adapter | None:
+        """The adapter that is trained in place of the weights; None: they are trained."""
+        return None
+
     def distill(
         self, batch: LearnerBatch, decoding: ResolvedDecoding, step: int
     ) -> DistillUpdate | None:

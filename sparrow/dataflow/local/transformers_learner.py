@@ -46,7 +46,7 @@ class TransformersLearner(LearnerProtocol):
         if config.batch.recompute:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # without it nothing is recomputed
-        self.optimiser = adamw(self.model, config.optimiser)
+        self.optimiser = adamw(self.model.parameters(), config.optimiser)
         self.taken = 0
 
     def header(self) -> str:
