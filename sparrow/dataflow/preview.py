@@ -35,6 +35,8 @@ from sparrow.files import expanded, verify
 from sparrow.models.checkpoint import pick_dtype
 from sparrow.models.fetch import fetched
 from sparrow.models.fetch import known as fetchable
+from sparrow.models.lora import CONFIG as ADAPTER_CONFIG
+from sparrow.models.lora import PeftConfig, module_sizes
 from sparrow.models.sources import locate, shipped, split_revision
 from sparrow.models.spec import CONFIG, SHAPES, ModelSpec, read_json, spec_from_hf
 from sparrow.schema.base import Record
@@ -290,9 +292,19 @@ class _Planner:
             item=self.dtype.itemsize,
             recompute=batch.recompute,
             gpu=self.on_gpu,
+            lora=self._lora(),
         )
         reference = 0 if self.reference is None else self.reference.parameters()
         return memory.replace(reference=self.dtype.itemsize * reference)
+
+    def _lora(self) -> int:
+        """Numbers of the adapter that is trained; 0: there is none."""
+        lora = self.config.model.lora
+        rank = (
+            lora.rank if lora.adapter is None else PeftConfig.read(lora.adapter / ADAPTER_CONFIG).r
+        )
+        sizes = module_sizes(self.spec)
+        return self.spec.layers * rank * sum(sum(sizes[module]) for module in lora.targets)
 
     def _engine(self, trainer: TrainerMemory) -> EngineMemory:
         """Engine memory: `rollout.kv_gib`, or what is left, as the engine itself would plan."""

@@ -59,18 +59,28 @@ class TrainerMemory(Record):
 
 
 def trainer_memory(
-    spec: "ModelSpec", *, tokens: int, longest: int, item: int, recompute: bool, gpu: bool
+    spec: "ModelSpec",
+    *,
+    tokens: int,
+    longest: int,
+    item: int,
+    recompute: bool,
+    gpu: bool,
+    lora: int = 0,
 ) -> TrainerMemory:
     """Predict memory for micro-batches of `tokens` and a longest sequence of `longest`.
 
-    item: bytes of a number in products, 2 or 4.
+    item: bytes of a number in products, 2 or 4. lora: numbers of an adapter that is trained beside
+    frozen weights, which are held once more with the adapter in them; 0: the weights are trained.
     """
     size = spec.parameters()
+    trained = lora or size
+    copied = item * _copied(spec, recompute) if lora or item != WIDE else 0
     return TrainerMemory(
-        weights=WIDE * size,
-        gradients=WIDE * size,
-        moments=2 * WIDE * size,
-        copies=0 if item == WIDE else item * _copied(spec, recompute),
+        weights=2 * item * size + WIDE * lora if lora else WIDE * size,
+        gradients=WIDE * trained,
+        moments=2 * WIDE * trained,
+        copies=copied,
         activations=_activations(spec, tokens, longest, item, recompute, gpu),
         logits=_logits(spec, tokens, gpu),
     )

@@ -14,6 +14,7 @@ from sparrow.calibration.planning.hardware import Hardware
 from sparrow.cli.train import preview_sections, show_preview
 from sparrow.dataflow import preview as module
 from sparrow.dataflow.preview import UTILISATION, Preview, find_machine, find_spec, preview
+from sparrow.models.lora import module_sizes
 from sparrow.models.spec import shape
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.loading import load_config, shipped_configs
@@ -68,6 +69,15 @@ def test_a_reference_model_is_counted() -> None:
     assert other.trainer.reference == 2 * shape("qwen3-0.6b").parameters()
     for before, after in zip(without.cases, with_kl.cases, strict=True):
         assert after.seconds["log-probs"] == pytest.approx(2 * before.seconds["log-probs"])
+
+
+def test_an_adapter_takes_the_place_of_gradients_and_moments() -> None:
+    whole, lora = preview(config()), preview(config(model={"lora": {"rank": 16}}))
+    sizes = module_sizes(shape("qwen3-1.7b"))
+    numbers = 28 * 16 * sum(inputs + outputs for inputs, outputs in sizes.values())
+    assert lora.trainer.moments == 8 * numbers
+    assert lora.trainer.weights == 4 * whole.parameters + 4 * numbers  # bf16, and merged
+    assert lora.trainer.total < whole.trainer.total / 1.5
 
 
 def test_distillation_takes_a_share_of_learning() -> None:
