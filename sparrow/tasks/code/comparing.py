@@ -1,9 +1,16 @@
 """When an output is the expected one: spaces, numbers with a point, several right answers."""
 
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from typing import Any
+
+# Words that are numbers: whole ones, those with a point or an exponent, and both. 1e5 may be
+# hexadecimal; as a number Python would write it with a sign, as in 1e+16.
+WHOLE = re.compile(r"-?[0-9]+")
+FRACTION = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?[0-9]+[eE][+-][0-9]+")
+NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def same_output(expected: Any, got: str, tolerance: float) -> bool:
@@ -34,9 +41,9 @@ def same_value(expected: Any, got: Any, tolerance: float) -> bool:
     if isinstance(expected, Mapping):
         if not isinstance(got, dict) or len(got) != len(expected):
             return False
-        by_text = {str(key): value for key, value in got.items()}
+        by_text = {_key(key): value for key, value in got.items()}
         return all(
-            str(key) in by_text and same_value(value, by_text[str(key)], tolerance)
+            _key(key) in by_text and same_value(value, by_text[_key(key)], tolerance)
             for key, value in expected.items()
         )
     if isinstance(expected, list | tuple):
@@ -56,23 +63,22 @@ def _choices(expected: Any) -> Sequence[Any] | None:
 
 
 def _same_number(word: str, other: str, tolerance: float) -> bool:
-    """Whether two words are the same number: whole ones exactly, others by the tolerance."""
-    whole = "." not in word and "e" not in word.lower()
-    try:
-        numbers = float(word), float(other)
-    except ValueError:
+    """Whether two words are the same number: whole ones by their digits, others by the tolerance.
+
+    10.0 is 10; 007, +7 and 7e0 are not 7.
+    """
+    if WHOLE.fullmatch(word):
+        digits, point, zeros = other.partition(".")
+        return digits == word and bool(point) and not zeros.strip("0")
+    if not (FRACTION.fullmatch(word) and NUMBER.fullmatch(other)):
         return False
-    if not all(map(math.isfinite, numbers)):
-        return False
-    return _is_whole(other, word) if whole else _close(*numbers, tolerance)
+    numbers = float(word), float(other)
+    return all(map(math.isfinite, numbers)) and _close(*numbers, tolerance)
 
 
-def _is_whole(word: str, expected: str) -> bool:
-    """Whether a number with a point, such as 10.0, is a whole number."""
-    try:
-        return Decimal(word) == Decimal(expected)
-    except ArithmeticError:
-        return False
+def _key(key: Any) -> str:
+    """A key as JSON has it; those that JSON cannot have as Python writes them."""
+    return json.dumps(key) if isinstance(key, bool | float | None) else str(key)
 
 
 def _close(expected: float, got: float, tolerance: float) -> bool:
