@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sparrow.processes.supervisor import describe
@@ -28,19 +28,47 @@ from sparrow.tasks.code.running import ProgramJudge
 from sparrow.tasks.judging import Judges
 from sparrow.tasks.programming.tasks import ProgrammingTasks
 
-FENCE = re.compile(r"^ {0,3}```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)^ {0,3}```[ \t]*$", re.S | re.M)
-PYTHON = ("", "python", "python3", "py")
+FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^\n]*)", re.M)  # in linear time
+TAG = re.compile(r"\w[\w+#.-]*")  # the first word behind a fence, also in {.python}
+PYTHON = re.compile(r"py(thon)?[0-9.]*", re.I)
 NO_PROGRAM = "no fenced block of Python"
 LONGEST_PROGRAM = 1 << 20  # characters
+DEEPER = 3  # spaces that a closing fence may have more than the opening one
 SELF_TEST_SECONDS = 120.0
 MARGIN_SECONDS = 30.0  # for a verdict, beyond the wall time of a program
 
 
 def extract_program(text: str) -> str | None:
-    """The last fenced block of Python after the thoughts; None if there is none."""
-    final = text.rpartition(END_THINK)[2]
-    blocks = [match[2] for match in FENCE.finditer(final) if match[1].lower() in PYTHON]
-    return blocks[-1] if blocks and len(blocks[-1]) <= LONGEST_PROGRAM else None
+    """The last fenced block of Python after the thoughts; None if there is none.
+
+    Blocks without a tag count only if no block is tagged as Python.
+    """
+    tagged = untagged = None
+    for tags, block in fenced_blocks(text.rpartition(END_THINK)[2]):
+        tag = TAG.search(tags)
+        if tag is None:
+            untagged = block
+        elif PYTHON.fullmatch(tag[0]):
+            tagged = block
+    program = untagged if tagged is None else tagged
+    return None if program is None or len(program) > LONGEST_PROGRAM else program
+
+
+def fenced_blocks(text: str) -> Iterator[tuple[str, str]]:
+    """The fenced blocks of Markdown: what stands behind the fence, and the block.
+
+    A fence may be indented, as in a list; its block is dedented by as much. A block that is not
+    closed is none.
+    """
+    opened, tags, margin, start = "", "", 0, 0
+    for match in FENCE.finditer(text):
+        indent, fence, behind = len(match[1]), match[2], match[3].strip()
+        if not opened and not ("`" in fence and "`" in behind):  # that is code in a line of text
+            opened, tags, margin, start = fence, behind, indent, match.end() + 1
+        elif opened and fence.startswith(opened) and not behind and indent <= margin + DEEPER:
+            block = text[start : match.start()].replace("\r\n", "\n")
+            yield tags, re.sub(rf"^[ \t]{{1,{margin}}}", "", block, flags=re.M) if margin else block
+            opened = ""
 
 
 class CodeJudges(Judges):

@@ -97,6 +97,43 @@ def test_the_last_block_of_python_after_the_thoughts_is_the_program() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```python\na\n```\nIts output:\n```\n3\n```", "a\n"),
+        ("```\na\n```\n```\nb\n```", "b\n"),
+        ("```python\r\na\r\n  b\r\n```\r\n", "a\n  b\n"),
+        ("1. x\n    ```python\n    if a:\n        b\n\n  c\n    ```", "if a:\n    b\n\nc\n"),
+        ("~~~python\na\n```\n~~~", "a\n```\n"),
+        ("````python\n```\n````", "```\n"),
+        ("```python\na\n`````", "a\n"),
+        ("```python\na\n    ```\n```", "a\n    ```\n"),
+        ("```python\na\n``` done\n```", "a\n``` done\n"),
+        ("``` Python3.11 title=x\na\n```", "a\n"),
+        ("```python:a.py\na\n```", "a\n"),
+        ("```{.python}\na\n```", "a\n"),
+        ("\t```python\n\ta\n\t\tb\n\t```", "a\n\tb\n"),
+        ("```python\n```", ""),
+        ("```pythonic\na\n```", None),
+        ("```python `x`\na\n```", None),
+        ("````python\na\n```", None),
+        ("```python\na\n~~~", None),
+        ("```python\na```", None),
+        ("```python\n" + "x" * (1 << 20) + "\n```", None),
+    ],
+)
+def test_blocks_are_fenced_as_markdown_has_it(text: str, program: str | None) -> None:
+    assert extract_program(text) == program
+
+
+@pytest.mark.parametrize(
+    "part", ["```python\n", " ", "`", "```a", "~~~ \n", "\n", "\r", "```\n~~~\n"]
+)
+def test_a_program_is_looked_for_in_linear_time(part: str) -> None:
+    """A text for which an expression with backtracking would take days."""
+    extract_program("```python\n" + part * (2_000_000 // len(part)))
+
+
+@pytest.mark.parametrize(
     ("expected", "got", "same"),
     [
         ("1 2\n3", " 1  2 \n\n3\n", True),
