@@ -7,6 +7,7 @@ The sandbox is tested before the first program, in such a worker process, and re
 gets through. Verdicts are kept by program and tests.
 """
 
+import asyncio
 import functools
 import hashlib
 import json
@@ -14,6 +15,7 @@ import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from sparrow.processes.supervisor import describe
@@ -77,6 +79,7 @@ class CodeJudges(Judges):
     def __init__(self, config: CodeConfig, workers: int = 2) -> None:
         self._config = config
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._asked: dict[bytes, Future[Verdict | None]] = {}
         sandbox = check_sandbox(config)
         super().__init__(
             f"the sandbox {config.sandbox}",
@@ -91,18 +94,40 @@ class CodeJudges(Judges):
         program = extract_program(text)
         if program is None:
             return self._count(wrong(NO_PROGRAM))
-        key = hashlib.sha256(json.dumps([program, example.ground_truth]).encode()).digest()
+        question = [program, example.ground_truth]
+        key = hashlib.sha256(json.dumps(question).encode()).digest()
+        return await self._ask_once(key, question)
+
+    async def _ask_once(self, key: bytes, question: list[Any]) -> Verdict:
+        """Ask, unless the verdict is known, or another caller is asking: then wait for that one.
+
+        Callers may be of several event loops. If the one who asks gives up, the next one asks.
+        """
+        own: Future[Verdict | None] = Future()
+        own.set_running_or_notify_cancel()  # so that those who wait cannot cancel it
         with self._lock:
-            known = self._verdicts.get(key)
-        if known is not None:
-            return self._count(known)
-        verdict = await self._ask([program, example.ground_truth])
-        if not isinstance(verdict, FailedVerdict) and self._config.cache:
+            verdict = self._verdicts.get(key)
+            asking = own if verdict is not None else self._asked.setdefault(key, own)
+        if asking is not own:
+            verdict = await asyncio.wrap_future(asking)
+            if verdict is None:
+                return await self._ask_once(key, question)
+        if verdict is not None:
+            return self._count(verdict)
+        try:
+            verdict = await self._ask(question)
+            return verdict
+        finally:
             with self._lock:
-                self._verdicts[key] = verdict
-                while len(self._verdicts) > self._config.cache:
-                    self._verdicts.popitem(last=False)
-        return verdict
+                del self._asked[key]
+                self._remember(key, verdict)
+            own.set_result(verdict)
+
+    def _remember(self, key: bytes, verdict: Verdict | None) -> None:
+        if verdict is not None and not isinstance(verdict, FailedVerdict):
+            self._verdicts[key] = verdict
+            while len(self._verdicts) > self._config.cache:
+                self._verdicts.popitem(last=False)
 
 
 def check_sandbox(config: CodeConfig) -> str:

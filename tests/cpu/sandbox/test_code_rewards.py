@@ -2,6 +2,8 @@
 
 import asyncio
 import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,65 @@ def test_judges_count_and_remember_verdicts() -> None:
         judge._workers[1].close()
         assert [v.acc for v in judged(judge, CALLS, right, wrong)] == [1.0, 0.0]
         assert judge.counts == {"judged": 5}
+
+
+@pytest.fixture(scope="module")
+def judges() -> Iterator[CodeJudges]:
+    with CodeJudges(CodeConfig(wall_seconds=2.0), workers=1) as judges:
+        yield judges
+
+
+@pytest.fixture
+def asked(judges: CodeJudges, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The questions that go to workers."""
+    questions, ask = [], judges._ask
+
+    async def listed(question: list[Any]) -> Verdict:
+        questions.append(question)
+        return await ask(question)
+
+    monkeypatch.setattr(judges, "_ask", listed)
+    judges.counts.clear()
+    return questions
+
+
+def test_a_program_that_is_being_judged_is_not_judged_again(
+    judges: CodeJudges, asked: list[Any]
+) -> None:
+    sleeper = "```python\nimport time; time.sleep(99)\n```"
+    assert all(isinstance(v, FailedVerdict) for v in judged(judges, STDIO, *[sleeper] * 4))
+    assert len(asked) == 1
+    assert judges.counts == {"judged": 4, "timeouts": 4}
+    judged(judges, STDIO, sleeper)  # a fault is not remembered
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("cancelled", [0, 1])
+def test_a_cancelled_caller_takes_nobody_along(
+    judges: CodeJudges, asked: list[Any], cancelled: int
+) -> None:
+    example = Example(id="row", source="x", prompt="p", ground_truth=CALLS)
+    text = f"```python\n{ADD}# {cancelled}\n```"
+
+    async def run() -> list[Verdict | BaseException]:
+        tasks = [asyncio.create_task(judges(example, text)) for _ in range(3)]
+        await asyncio.sleep(0)  # all of them have begun
+        tasks[cancelled].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    found = asyncio.run(run())
+    assert isinstance(found.pop(cancelled), asyncio.CancelledError)
+    assert [v.acc for v in found if isinstance(v, Verdict)] == [1.0, 1.0]
+    assert len(asked) == (2 if cancelled == 0 else 1)
+    assert not judges._asked
+
+
+def test_event_loops_share_a_verdict(judges: CodeJudges, asked: list[Any]) -> None:
+    text = f"```python\nimport time; time.sleep(0.5)\n{ADD}```"
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: judged(judges, CALLS, text), range(3)))
+    assert [v.acc for (v,) in found] == [1.0] * 3
+    assert len(asked) == 1
 
 
 def test_an_unusable_sandbox_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
