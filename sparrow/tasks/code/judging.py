@@ -24,7 +24,7 @@ from sparrow.sandbox.backends import open_sandbox
 from sparrow.sandbox.base import SandboxRefused
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.code import CodeConfig
-from sparrow.tasks.base import END_THINK, Example, FailedVerdict, Verdict, wrong
+from sparrow.tasks.base import END_THINK, Example, FailedVerdict, Verdict, check_seed, wrong
 from sparrow.tasks.code.problems import parse_problem
 from sparrow.tasks.code.running import ProgramJudge
 from sparrow.tasks.judging import Judges
@@ -148,7 +148,10 @@ def check_sandbox(config: CodeConfig) -> str:
 def _tests(truth: Any) -> Any:
     """The tests of a ground truth; those of a generated row come from its seed."""
     if isinstance(truth, Mapping) and truth.get("family") == ProgrammingTasks.name:
-        return _generated(truth["seed"], truth["length"])
+        seed: Any = truth.get("seed")
+        length: Any = truth.get("length")
+        check_seed(ProgrammingTasks.name, seed, length, ProgrammingTasks.lengths)
+        return _generated(seed, length)
     return truth
 
 

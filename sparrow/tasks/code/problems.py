@@ -12,14 +12,18 @@ also as JSON text. An expected output may be {"any": [...]}: each of them is rig
 import ast
 import builtins
 import json
+import symtable
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
 FORMS = (
     "inputs and outputs (with fn_name for calls of a function), test and entry_point, or test_list"
 )
+NO_CALL = "the tests call no function of a solution"
 MOST_TESTS = 10_000
+BUILTINS = frozenset(dir(builtins))
 Truth = Mapping[str, Any]
 
 
@@ -48,12 +52,15 @@ class CallTests:
 class AssertTests:
     """Sources that raise if a test fails.
 
-    prefix: trusted source that they need; names: functions of the solution that they call.
+    prefix: trusted source that they need
+    names: functions of the solution, unless the prefix defines them (`from math import *`)
+    entry: those of them that the prefix defines too, as a stub
     """
 
     prefix: str
     names: tuple[str, ...]
     tests: tuple[str, ...]
+    entry: tuple[str, ...] = ()
 
 
 Problem = StdioTests | CallTests | AssertTests
@@ -90,9 +97,14 @@ def problem_columns(row: Truth) -> Any:
 
 def parse_problem(truth: Any) -> Problem:
     """Read the tests of a ground truth; ValueError says what is wrong with it."""
-    if isinstance(truth, str):
-        truth = json.loads(truth)
-    if isinstance(truth, Sequence):
+    try:
+        return _parse(_checked(json.loads(truth) if isinstance(truth, str) else truth))
+    except (SyntaxError, RecursionError, MemoryError) as error:  # of Python's parser
+        raise ValueError(f"the tests cannot be read: {type(error).__name__} {error}") from error
+
+
+def _parse(truth: Any) -> Problem:
+    if isinstance(truth, Sequence) and not isinstance(truth, str):
         truth = _joined(truth)
     if not isinstance(truth, Mapping):
         raise ValueError(f"expected tests as {FORMS}, got {truth!r:.80}")
@@ -105,6 +117,15 @@ def parse_problem(truth: Any) -> Problem:
     raise ValueError(f"expected tests as {FORMS}, got the keys {', '.join(map(str, truth)):.80}")
 
 
+def _checked(value: Any) -> Any:
+    """Refuse what is no JSON, or has text that is no UTF-8: lone surrogates."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the tests are no JSON in UTF-8: {error}") from error
+    return value
+
+
 def _joined(tests: Sequence[Any]) -> Truth:
     """Tests one by one as lists of inputs and outputs."""
     if not all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in tests):
@@ -112,9 +133,11 @@ def _joined(tests: Sequence[Any]) -> Truth:
     kinds = {str(test.get("type", test.get("testtype", "stdin"))) for test in tests}
     joined = {f"{name}s": [test[name] for test in tests] for name in ("input", "output")}
     if any(kind.startswith("func") for kind in kinds):
-        metadata = tests[0].get("metadata") or tests[0]
-        name = next((metadata[k] for k in ("func_name", "fn_name") if metadata.get(k)), None)
-        if name is None:
+        metadata = _literal(tests[0].get("metadata") or tests[0])
+        if not isinstance(metadata, Mapping):
+            raise ValueError(f"metadata must be an object, got {metadata!r:.80}")
+        name = metadata.get("func_name") or metadata.get("fn_name")
+        if not name:
             raise ValueError("tests of a function need its func_name")
         return {**joined, "fn_name": name}
     return joined
@@ -127,18 +150,20 @@ def _examples(truth: Truth) -> StdioTests | CallTests:
             raise ValueError(f"{name} must be a list that is not empty, got {values!r:.80}")
     if len(inputs) != len(outputs) or len(inputs) > MOST_TESTS:
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs, at most {MOST_TESTS}")
-    function = truth.get("fn_name")
-    if not function:
+    if not truth.get("fn_name"):
         return StdioTests(tuple(map(_text, inputs)), tuple(outputs))
+    function = _function_name(truth, "fn_name")
     wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
     calls = tuple(map(_arguments, inputs))
     if any(isinstance(value, str) for value in inputs):  # then its values are JSON texts as well
         outputs = [_literal(output) for output in outputs]
-    return CallTests(str(function), calls, tuple(outputs), wrapped)
+    return CallTests(function, calls, tuple(outputs), wrapped)
 
 
 def _text(value: Any) -> str:
     """A text, or lines of one."""
+    if not isinstance(value, str | list | tuple):
+        raise ValueError(f"the inputs of a program must be texts or lines, got {value!r:.80}")
     return value if isinstance(value, str) else "\n".join(map(str, value))
 
 
@@ -153,53 +178,80 @@ def _arguments(value: Any) -> Sequence[Any]:
 
 def _literal(text: Any) -> Any:
     try:
-        return json.loads(text) if isinstance(text, str) else text
+        value = json.loads(text) if isinstance(text, str) else text
     except ValueError:
         return text
+    return _checked(value)
+
+
+def _function_name(truth: Truth, column: str) -> str:
+    name = truth[column]
+    if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
+        raise ValueError(f"{column} must be the name of a function, got {name!r:.80}")
+    return name
 
 
 def _check_function(truth: Truth) -> AssertTests:
     """HumanEval: a prompt that defines what tests may use, and a function that checks another."""
-    name = str(truth["entry_point"])
-    if not name.isidentifier():
-        raise ValueError(f"entry_point must be the name of a function, got {name!r:.80}")
-    test = f"{truth['test']}\ncheck({name})"
-    return AssertTests(_source(truth.get("prompt") or ""), (name,), (_source(test),))
+    name, test = _function_name(truth, "entry_point"), _column(truth, "test")
+    chat = isinstance(truth.get("prompt"), list)  # messages of a row: they define nothing
+    prompt = "" if chat else _column(truth, "prompt")
+    ast.parse(prompt)
+    tree = ast.parse(test)
+    candidates = {
+        node.args.args[0].arg
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == "check" and node.args.args
+    }
+    if not candidates:
+        raise ValueError("test must define check(candidate)")
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if not used & {name, *candidates}:
+        raise ValueError(NO_CALL)
+    return AssertTests(prompt, (name,), (f"{test}\ncheck({name})",), (name,))
 
 
 def _asserts(truth: Truth) -> AssertTests:
+    """MBPP: asserts that call functions of the solution."""
     tests = truth["test_list"]
-    if not isinstance(tests, Sequence) or isinstance(tests, str) or not tests:
+    if isinstance(tests, str) or not tests or not _column(truth, "test_list"):
         raise ValueError(f"test_list must be a list that is not empty, got {tests!r:.80}")
-    lines = [str(line) for line in truth.get("test_imports") or ()]
-    prefix = "\n".join([*lines, str(truth.get("test_setup_code") or "")])
-    sources = tuple(_source(test) for test in tests)
-    return AssertTests(_source(prefix), _free_names(prefix, sources), sources)
+    prefix = "\n".join(_column(truth, name) for name in ("test_imports", "test_setup_code"))
+    return AssertTests(prefix, _names_of_solution(prefix, tests), tuple(tests))
 
 
-def _source(text: Any) -> str:
-    """Source of tests; ValueError if it is no Python."""
-    try:
-        ast.parse(str(text))
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"the tests are no Python: {error}") from error
-    return str(text)
+def _column(truth: Truth, name: str) -> str:
+    """The text of a column, or its lines; empty if the row has none."""
+    value = truth.get(name) or []
+    lines = [value] if isinstance(value, str) else value
+    if not isinstance(lines, Sequence) or not all(isinstance(line, str) for line in lines):
+        raise ValueError(f"{name} must be a text or a list of texts, got {value!r:.80}")
+    return "\n".join(lines)
 
 
-def _free_names(prefix: str, tests: Sequence[str]) -> tuple[str, ...]:
-    """Names that tests use and nobody but the solution can define."""
-    used, bound = set[str](), set(dir(builtins))
+def _names_of_solution(prefix: str, tests: Sequence[str]) -> tuple[str, ...]:
+    """Names that tests use and nobody but the solution can define.
+
+    If there are none, the function under test may be named like a builtin, and shadow it: then it
+    is the one that every test calls.
+    """
+    used, bound = set[str](), set[str]()
     for source in (prefix, *tests):
-        for node in ast.walk(ast.parse(source)):
-            match node:
-                case ast.Name(id=name, ctx=ast.Load()):
-                    used.add(name)
-                case ast.Name(id=name) | ast.arg(arg=name):
-                    bound.add(name)
-                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                    bound.add(name)
-                case ast.alias(name=name, asname=given):
-                    bound.add(given or name.partition(".")[0])
-                case ast.ExceptHandler(name=str(name)):
-                    bound.add(name)
-    return tuple(sorted(used - bound))
+        tables = [symtable.symtable(source, "<tests>", "exec")]
+        for table in tables:  # grows
+            tables += table.get_children()
+            for symbol in filter(symtable.Symbol.is_global, table.get_symbols()):
+                own = symbol.is_assigned() or symbol.is_imported()
+                (bound if own else used).add(symbol.get_name())
+    names = used - bound - BUILTINS
+    if not names:
+        names = set.intersection(*map(_called, tests)) & (BUILTINS - bound)
+        if len(names) != 1:
+            raise ValueError(NO_CALL)
+    return tuple(sorted(names))
+
+
+def _called(source: str) -> set[str]:
+    """Names of the functions that a source calls."""
+    calls = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return {function.id for function in calls if isinstance(function, ast.Name)}

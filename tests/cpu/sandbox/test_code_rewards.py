@@ -188,6 +188,13 @@ def test_arguments_that_a_function_changes(judge: ProgramJudge) -> None:
     assert verdict(judge, program, {"test_list": tests}).acc == 1.0
 
 
+def test_a_function_named_like_a_builtin(judge: ProgramJudge) -> None:
+    truth = {"test_list": ["assert sum(10, 15) == 6", "assert sum(4, 6) == 3"]}
+    assert verdict(judge, "def sum(a, b): return 6 if a == 10 else 3", truth).acc == 1.0
+    assert verdict(judge, "pass", truth).acc == 0.0
+    assert verdict(judge, "pass", {"test_list": ["assert sum([1, 2, 3]) == 6"]}).acc == 0.0
+
+
 def test_exceptions_reach_the_tests(judge: ProgramJudge) -> None:
     test = "try:\n    f(0)\n    assert False\nexcept ZeroDivisionError:\n    pass"
     assert verdict(judge, "def f(x): return 1 / x", {"test_list": [test]}).acc == 1.0
@@ -284,6 +291,13 @@ def test_event_loops_share_a_verdict(judges: CodeJudges, asked: list[Any]) -> No
         found = list(pool.map(lambda _: judged(judges, CALLS, text), range(3)))
     assert [v.acc for (v,) in found] == [1.0] * 3
     assert len(asked) == 1
+
+
+def test_rows_that_cannot_be_generated_are_faults(judges: CodeJudges) -> None:
+    for truth in ({"seed": [1], "length": 100}, {"length": 100}, {"seed": 1, "length": 10**9}):
+        (found,) = judged(judges, {"family": "code", **truth}, f"```python\n{ADD}```")
+        assert isinstance(found, FailedVerdict)
+        assert found.fault == "errors"
 
 
 def test_an_unusable_sandbox_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

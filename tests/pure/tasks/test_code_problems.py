@@ -1,6 +1,7 @@
 """Rows of programming problems: the forms that datasets have, programs in texts, comparisons."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -44,15 +45,73 @@ def test_tests_one_by_one() -> None:
     stdio = parse_problem([{"input": "1", "output": "2", "type": "stdin_stdout"}])
     assert stdio == StdioTests(("1",), ("2",))
     test = {"input": '[1, 2]\n"x"', "output": "true", "testtype": "functional"}
-    calls = parse_problem([{**test, "metadata": {"func_name": "f"}}])
-    assert calls == CallTests("f", ([[1, 2], "x"],), (True,), False)
+    for metadata in ({"func_name": "f"}, '{"func_name": "f"}'):
+        calls = parse_problem([{**test, "metadata": metadata}])
+        assert calls == CallTests("f", ([[1, 2], "x"],), (True,), False)
+
+
+def names(*tests: str, setup: str = "") -> tuple[str, ...]:
+    problem = parse_problem({"test_list": list(tests), "test_setup_code": setup})
+    assert isinstance(problem, AssertTests)
+    return problem.names
 
 
 def test_names_of_the_solution_are_those_that_nobody_else_defines() -> None:
     tests = ["assert math.isclose(area(2), 4)", "x = [side(i) for i in range(3)]\nassert sum(x)"]
-    problem = parse_problem({"test_list": tests, "test_setup_code": "import math"})
+    assert names(*tests, setup="import math") == ("area", "side")
+
+
+@pytest.mark.parametrize(
+    ("test", "setup"),
+    [
+        ("assert f(helper())", "async def helper(): return 3"),
+        ("assert f(lambda g: g(1)) == [h for h in ()]", ""),
+        ("assert [last := f(n) for n in (1, 2)] and last", ""),
+        (
+            "match f(1):\n    case {1: a, **b}: assert a and b\n    case [c, *d]: assert c + d",
+            "",
+        ),
+        ("class C:\n    y = f(1)\n    def m(self): return C\nassert C().m()", ""),
+        ("with open(f(1)) as file: assert file", ""),
+        ("assert run(1)", "def run(x, *args, y=2): return f(x, y, args)"),
+        ("assert f(count)", "def up():\n    global count\n    count = 1\nup()"),
+        ("assert all(map(f, [1]))", ""),
+    ],
+)
+def test_names_that_tests_bind_are_not_the_solution(test: str, setup: str) -> None:
+    assert names(test, setup=setup) == ("f",)
+
+
+def test_a_name_that_one_test_binds_in_a_scope_is_free_in_another() -> None:
+    assert names("assert (lambda f: f)(1)", "assert f(1)") == ("f",)
+
+
+def test_a_function_under_test_may_be_named_like_a_builtin() -> None:
+    assert names("assert sum(10, 15) == 6", "assert abs(sum(4, 6)) == 3") == ("sum",)
+    assert names("assert sum(f(1)) == 6", "assert sum(f(2)) == 6") == ("f",)
+
+
+def test_an_entry_point_replaces_the_stub_of_its_prompt() -> None:
+    problem = parse_problem(CHECK)
     assert isinstance(problem, AssertTests)
-    assert problem.names == ("area", "side")
+    assert problem.names == problem.entry == ("add",)
+    chat = [{"role": "user", "content": "Add."}]
+    assert parse_problem({**CHECK, "prompt": chat}) == replace(problem, prefix="")
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"test_list": ["assert True"]},
+        {"test_list": ["assert g(1) == 1"], "test_setup_code": "def g(x): return x"},
+        {"test_list": ["assert list(range(3))"]},
+        {"test_list": ["assert math.sqrt(4) == 2"], "test_imports": ["import math"]},
+        {"test": "def check(candidate): pass", "entry_point": "f"},
+    ],
+)
+def test_tests_that_call_no_solution_are_refused(truth: object) -> None:
+    with pytest.raises(ValueError, match="no function of a solution"):
+        parse_problem(truth)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +126,39 @@ def test_names_of_the_solution_are_those_that_nobody_else_defines() -> None:
         {"test_list": []},
         {"test_list": ["assert ("]},
         [{"input": "1", "output": "2", "type": "functional"}],
+        [{"input": "1", "output": "2", "type": "functional", "metadata": "[]"}],
+        [{"input": "1", "output": "2", "type": "functional", "metadata": ["f"]}],
+        {"inputs": [5], "outputs": ["5"]},
+        {"inputs": [None], "outputs": ["5"]},
+        {"inputs": [{"a": 1}], "outputs": ["5"]},
+        {"fn_name": 5, "inputs": [[1]], "outputs": [1]},
+        {"fn_name": "a.b", "inputs": [[1]], "outputs": [1]},
+        {"test": CHECK["test"], "entry_point": "None"},
+        {"test": CHECK["test"], "entry_point": 5},
+        {"test": "x = 1", "entry_point": "f"},
+        {"test": 5, "entry_point": "f"},
+        {"test": CHECK["test"], "entry_point": "add", "prompt": 5},
+        {"test_list": "assert f(1)"},
+        {"test_list": 5},
+        {"test_list": [5]},
+        {"test_list": ["assert f(1)"], "test_imports": 5},
+        {"test_list": ["assert f(1)"], "test_setup_code": {"a": 1}},
+        {"test_list": ["assert f(1)\0"]},
+        {"test_list": ["assert " + "-" * 100_000 + "f(1)"]},
+        {"test_list": ["assert f" + ".a" * 100_000]},
+        {"test_list": ["assert f" + "(1)" * 5000]},
+        {"inputs": [b"1"], "outputs": ["1"]},
+        {"inputs": ["\ud800"], "outputs": ["1"]},
+        {"inputs": ["1"], "outputs": [{"any": ["\ud800"]}]},
+        {"test_list": ["assert f('\ud800')"]},
+        '{"inputs": ["\\ud800"], "outputs": ["1"]}',
+        {"fn_name": "f", "inputs": ['"\\ud800"'], "outputs": ["1"]},
+        {"fn_name": "f", "inputs": ["1"], "outputs": ['"\\ud800"']},
+        "[" * 100_000,
+        "hello",
         {},
         3,
+        None,
     ],
 )
 def test_broken_tests_are_refused(truth: object) -> None:
