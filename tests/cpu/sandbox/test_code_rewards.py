@@ -195,6 +195,16 @@ def test_a_function_named_like_a_builtin(judge: ProgramJudge) -> None:
     assert verdict(judge, "pass", {"test_list": ["assert sum([1, 2, 3]) == 6"]}).acc == 0.0
 
 
+def test_names_that_the_prefix_defines_are_not_the_solution(judge: ProgramJudge) -> None:
+    star = {"test_imports": ["from math import *"]}
+    truth = {"test_list": ["assert isclose(area(1), pi, rel_tol=1e-3)"], **star}
+    assert verdict(judge, "def area(r): return 3.14159 * r * r", truth).acc == 1.0
+    forged = "def isclose(*_, **__): return True\ndef area(r): return 0"
+    assert verdict(judge, forged, truth).acc == 0.0
+    with pytest.raises(ValueError, match="no function of a solution"):
+        verdict(judge, "pass", {"test_list": ["assert pow(2, 3) == 8"], **star})
+
+
 def test_exceptions_reach_the_tests(judge: ProgramJudge) -> None:
     test = "try:\n    f(0)\n    assert False\nexcept ZeroDivisionError:\n    pass"
     assert verdict(judge, "def f(x): return 1 / x", {"test_list": [test]}).acc == 1.0
