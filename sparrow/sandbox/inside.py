@@ -281,8 +281,8 @@ def _say(outbox: TextIO, message: dict[str, Any]) -> None:
 def run_tests(source: str, nonce: str) -> None:
     """Run tests one after the other; the functions of the solution are calls to the judge.
 
-    source: JSON: prefix (trusted source that defines what tests need), names (functions of the
-    solution), tests (sources).
+    source: JSON: prefix (source that defines what tests need), names (functions of the solution),
+    entry (those of them that the prefix defines too, as stubs), tests (sources).
     """
     inbox, outbox = _own_channels()
     problem = json.loads(source)
@@ -301,7 +301,11 @@ def run_tests(source: str, nonce: str) -> None:
 
     namespace: dict[str, Any] = {"__name__": "tests"}
     exec(compile(problem["prefix"], "<prefix>", "exec"), namespace)
-    for name in problem["names"]:
+    own = namespace.keys() - set(problem["entry"])  # what the prefix defines stays the tests'
+    names = set(problem["names"]) - own
+    if not names:
+        raise NameError("the tests call no function of a solution")
+    for name in names:
         namespace[name] = lambda *args, _name=name, **named: call(_name, *args, **named)
     for number, test in enumerate(problem["tests"]):
         reason = ""

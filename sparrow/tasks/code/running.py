@@ -132,7 +132,8 @@ class ProgramJudge:
             solution.end()
 
     def _run_tests(self, solution: "Solution", tests: AssertTests) -> Results:
-        source = {"prefix": tests.prefix, "names": tests.names, "tests": tests.tests}
+        parts = ("prefix", "names", "entry", "tests")
+        source = {name: getattr(tests, name) for name in parts}
         tester = self.sandbox.start(json.dumps(source), "tests", self.limits())
         nonce, done = secrets.token_hex(16), 0
         tester.send(nonce.encode() + b"\n")
