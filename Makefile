@@ -23,7 +23,7 @@ demo: $(STAMP)  ## the whole idea in minutes on a CPU: calibrate, plan, train, o
 	$(BIN)/sparrow demo
 
 # One process per core, one thread each; a file's tests stay together and share their fixtures.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --durations=15
 
 # The sandbox of programs; on Debian as root it is installed, elsewhere its tests are skipped.
 sandbox:
