@@ -184,7 +184,7 @@ rules.load()
 from sparrow.sandbox.backends import open_sandbox
 from sparrow.sandbox.base import Limits, SandboxRefused
 try:
-    sandbox = open_sandbox(sys.argv[1], test=sys.argv[1] != "wasm")
+    sandbox = open_sandbox(sys.argv[1])
     print(sandbox.start("print('it runs')", "script", Limits()).finish().stdout.decode())
 except SandboxRefused as error:
     print("refused:", error)
