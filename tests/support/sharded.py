@@ -116,7 +116,7 @@ def updates(world: World) -> dict[str, Any]:
     own = learner(world, clip=CLIP)
     samples = ready(batch())
     stats = [own.update(samples, ones(samples), PPO) for _ in range(3)]
-    return {"stats": stats, "weights": own.named_weights()}
+    return {"stats": stats, "weights": own.trained()}
 
 
 def skipping(world: World) -> dict[str, Any]:
@@ -124,11 +124,11 @@ def skipping(world: World) -> dict[str, Any]:
     own = learner(world)
     samples = ready(batch())
     own.update(samples, ones(samples), PPO)
-    before = {name: weight.clone() for name, weight in own.named_weights().items()}
+    before = {name: weight.clone() for name, weight in own.trained().items()}
     bad = ones(samples)
     bad[2][0] = float("nan")
     stats = [own.update(samples, bad, PPO), own.update(samples, bad, replace(PPO, surrogate=far))]
-    same = all(torch.equal(before[name], weight) for name, weight in own.named_weights().items())
+    same = all(torch.equal(before[name], weight) for name, weight in own.trained().items())
     after = own.update(samples, ones(samples), PPO)
     return {"skipped": [one.skipped for one in stats], "same": same, "after": after.skipped}
 
@@ -138,9 +138,9 @@ def without_signal(world: World) -> dict[str, bool]:
     own = learner(world)
     samples = ready(batch())
     own.update(samples, ones(samples), PPO)
-    before = {name: weight.clone() for name, weight in own.named_weights().items()}
+    before = {name: weight.clone() for name, weight in own.trained().items()}
     stats = own.update([one.replace(advantage=0.0) for one in samples], ones(samples), PPO)
-    same = all(torch.equal(before[name], weight) for name, weight in own.named_weights().items())
+    same = all(torch.equal(before[name], weight) for name, weight in own.trained().items())
     return {"no signal": stats.no_signal, "same": same}
 
 
@@ -180,7 +180,7 @@ def stating(world: World) -> dict[str, Any]:
     own.update(samples, ones(samples), PPO)
     state = copied(own.state())
     own.update(samples, ones(samples), PPO)
-    return {"state": state, "weights": own.named_weights()}
+    return {"state": state, "weights": own.trained()}
 
 
 def resumable(world: World, state: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def resumable(world: World, state: dict[str, Any]) -> dict[str, Any]:
     again = copied(own.state())
     samples = ready(batch())
     own.update(samples, ones(samples), PPO)
-    return {"state": again, "weights": own.named_weights(), "taken": own.taken}
+    return {"state": again, "weights": own.trained(), "taken": own.taken}
 
 
 def copied(state: Any) -> Any:
@@ -206,7 +206,7 @@ def rounding(world: World) -> dict[str, Any]:
     sharded = learner(world, tokens=1, dtype=torch.bfloat16)
     found = sharded.score(samples)
     alone = learner(World(), tokens=1, dtype=torch.bfloat16).score(samples)
-    kinds = {str(weight.dtype) for weight in sharded.named_weights().values()}
+    kinds = {str(weight.dtype) for weight in sharded.trained().values()}
     equal = [np.array_equal(a.logprob, b.logprob) for a, b in zip(found, alone, strict=True)]
     return {"equal": equal, "kinds": kinds}
 

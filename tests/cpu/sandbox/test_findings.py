@@ -150,7 +150,7 @@ def test_limits_in_somebody_elses_run_are_not_taken(monkeypatch: pytest.MonkeyPa
         lambda run, judges, **changes: taken.append(run.data.code),
     )
     told = list[str]()
-    open_run_rows(run, EvalConfig(model="x"), None, told.append)  # type: ignore[arg-type]
+    open_run_rows(run, EvalConfig(model="x"), None, told.append)
     (code,) = taken
     usual = CodeConfig()
     assert (code.memory_mib, code.scratch_mib) == (usual.memory_mib, usual.scratch_mib)

@@ -134,11 +134,11 @@ def test_the_kl_of_an_update_is_exact(dtype: torch.dtype) -> None:
         total += float((p.exp() * (p - q)).sum())
     wanted = total / sum(one.learnt for one in samples)
     assert found == pytest.approx(wanted, rel=1e-4 if dtype == torch.float32 else 0.2)
-    weights = own.named_weights()
+    weights = own.trained()
     assert own.kl(own.snapshot(samples[:2], [1.0, 1.0])) == 0
     double = own.kl(old._replace(weights=[2 * weight for weight in old.weights]))
     assert double == pytest.approx(2 * found)
-    for name, weight in own.named_weights().items():
+    for name, weight in own.trained().items():
         assert torch.equal(weight, weights[name]), name
 
 
@@ -152,8 +152,8 @@ def test_a_restored_learner_goes_on_bit_for_bit() -> None:
     for each in (own, other):
         each.update(samples, ones(samples), PPO)
     assert other.taken == own.taken == 2
-    for name, weight in own.named_weights().items():
-        assert torch.equal(other.named_weights()[name], weight), name
+    for name, weight in own.trained().items():
+        assert torch.equal(other.trained()[name], weight), name
 
 
 def test_what_is_refused() -> None:
