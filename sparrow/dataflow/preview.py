@@ -47,7 +47,7 @@ from sparrow.sparse.budgets import check_fit
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import WORDS
-from sparrow.tasks.choosing import find_task, open_rows
+from sparrow.tasks.choosing import CODE, find_task, open_rows
 from sparrow.training.batching import micro_batches
 from sparrow.training.costs import BACKWARD, TrainerMemory, forward_flops, trainer_memory
 from sparrow.training.objectives.algorithms import make_algorithm
@@ -420,6 +420,8 @@ class _Planner:
             notes.append(
                 "exact decoding is timed as dense: how many drafts are accepted is unknown"
             )
+        if CODE in (self.config.data.task, self.config.data.reward):
+            notes.append("programs in their sandbox are not counted: they may take most of a step")
         if self.asynchronous:
             notes += _worker_notes(self.config.dispatch)
         if self.config.run.learner != "sparrow":

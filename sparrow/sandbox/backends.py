@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from sparrow.sandbox.base import Sandbox, SandboxRefused
+from sparrow.sandbox.cgroup import CgroupRefused
 from sparrow.sandbox.selftest import self_test
 from sparrow.sandbox.unsafe import Unsafe
 from sparrow.schema.code import SandboxName
@@ -24,7 +25,7 @@ def open_sandbox(name: SandboxName, *, cgroup: Path | None = None, test: bool = 
     same backend passed on this machine.
     """
     if cgroup and name != "bwrap":
-        raise SandboxRefused(f"data.code.cgroup is for bwrap, {name} takes none: leave it empty")
+        raise CgroupRefused(f"data.code.cgroup is for bwrap, {name} takes none: leave it out")
     if name == "unsafe":  # asked for by that word
         return Unsafe()
     module, backend = CLASSES[name]
@@ -33,12 +34,14 @@ def open_sandbox(name: SandboxName, *, cgroup: Path | None = None, test: bool = 
         sandbox = cast(Sandbox, chosen(**({"cgroup": cgroup} if cgroup else {})))
         if test:
             self_test(sandbox)
+    except CgroupRefused:
+        raise
     except SandboxRefused as error:
         raise SandboxRefused(f"{error}. {ADVICE}") from error
     return sandbox
 
 
 ADVICE = (
-    "data.code.sandbox chooses another: wasm needs no privilege; unsafe runs programs without "
-    "isolation, for those that you trust"
+    "data.code.sandbox (in eval code.sandbox) chooses another: wasm needs no privilege; unsafe "
+    "runs programs without isolation, for those that you trust"
 )

@@ -19,15 +19,22 @@ PREFIX = "sparrow-"
 REMOVE_SECONDS = 5.0
 
 
+class CgroupRefused(SandboxRefused):
+    """A folder in which programs cannot be limited."""
+
+
 def check_delegated(folder: Path) -> None:
     """Refuse a folder in which programs cannot be limited."""
     try:
         enabled = (folder / "cgroup.subtree_control").read_text().split()
     except OSError as error:
-        raise SandboxRefused(f"{folder} is no folder of cgroup v2: {error}") from error
+        advice = "name one that was delegated to you, or leave it out"
+        raise CgroupRefused(
+            f"data.code.cgroup: {folder} is no folder of cgroup v2 ({error}): {advice}"
+        ) from error
     if missing := [name for name in CONTROLLERS if name not in enabled]:
-        raise SandboxRefused(
-            f"{folder} does not limit {' and '.join(missing)} of cgroups in it: "
+        raise CgroupRefused(
+            f"data.code.cgroup: {folder} does not limit {' and '.join(missing)} of cgroups in it: "
             f"echo '+memory +pids' > {folder}/cgroup.subtree_control"
         )
     for left in left_behind(folder, f"{PREFIX}*"):
@@ -50,7 +57,9 @@ class Cgroup:
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
-            raise SandboxRefused(f"a cgroup cannot be made in {parent}: {error}") from error
+            raise CgroupRefused(
+                f"data.code.cgroup: a cgroup cannot be made in {parent}: {error}"
+            ) from error
         self.gate, self._open_gate = os.pipe()
 
     def admit(self, pid: int) -> None:

@@ -51,6 +51,7 @@ HELP = {
     "draft_tokens": "Of exact decoding, a round.",
     "adapter": "Of the sparse actor: a folder of sparrow distill, or of a run.",
     "distill": "Rank of an adapter of the sparse actor, distilled after every update. 0: none.",
+    "lora": "Rank of an adapter that is trained in place of the weights. 0: the weights are.",
     "page": "Tokens in a page.",
     "device": "auto (a GPU where there is one), cpu or cuda.",
     "dtype": "auto, float32 or bfloat16.",

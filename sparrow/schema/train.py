@@ -57,6 +57,10 @@ class LoraConfig(Record):
     def _check(self) -> None:
         one = not self.rank or self.adapter is None
         self.require(one, "rank", "0 with an adapter, which has its own", self.rank)
+        for name in ("alpha", "targets"):
+            usual = getattr(self, name) == type(self).model_fields[name].default
+            allowed = "only with a rank: an adapter has its own, and without both there is no LoRA"
+            self.require(usual or bool(self.rank), name, allowed)
 
 
 class TrainModelConfig(Record):

@@ -10,7 +10,7 @@ from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES, math
 from sparrow.tasks.base import Example, Examples, Row, RowGenerator, Task, Verdict
 from sparrow.tasks.code.judging import CodeJudges
-from sparrow.tasks.code.problems import is_problem
+from sparrow.tasks.code.problems import is_problem, parse_problem
 from sparrow.tasks.gym import Gym
 from sparrow.tasks.judging import SETTING, SIGNATURES, InProcess, Judges
 from sparrow.tasks.programming.tasks import ProgrammingTasks
@@ -54,7 +54,8 @@ def open_rows(config: RowsConfig, *, seed: int) -> FileRows | TaskRows:
     """Open the rows of a configuration; seed: of the order of rows of a file."""
     if config.rows is not None:
         columns, shuffle = config.columns, config.shuffle
-        return FileRows.read(config.rows, columns=columns, seed=seed, shuffle=shuffle)
+        rows = FileRows.read(config.rows, columns=columns, seed=seed, shuffle=shuffle)
+        return rows.keep(lambda example: _wrong_tests(config.reward, example.ground_truth))
     assert config.task is not None
     return TaskRows(
         task=config.task,
@@ -63,6 +64,17 @@ def open_rows(config: RowsConfig, *, seed: int) -> FileRows | TaskRows:
         first=config.first,
         rows=config.prompts,
     )
+
+
+def _wrong_tests(reward: str | None, truth: Any) -> str | None:
+    """What is wrong with the tests of a row; None: nothing, or it has none."""
+    if reward != CODE and (reward is not None or not is_problem(truth)):
+        return None
+    try:
+        parse_problem(truth)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def open_judge(config: RowsConfig, rows: Examples) -> Judges | InProcess:

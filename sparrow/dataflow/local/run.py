@@ -49,9 +49,9 @@ from sparrow.models import (
 )
 from sparrow.models.actor import load_actor, save_actor
 from sparrow.models.checkpoint import pick_device, pick_dtype
-from sparrow.models.lora import Adapter
+from sparrow.models.lora import Adapter, module_sizes
 from sparrow.models.sources import split_revision
-from sparrow.models.spec import ModelSpec
+from sparrow.models.spec import ModelSpec, naming
 from sparrow.schema.base import to_dict
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.loading import read_resolved
@@ -607,7 +607,11 @@ def _lora(config: TrainConfig, model: Decoder, world: World) -> Adapter:
     if world.size > 1:
         raise ValueError(f"model.lora: expected 1 rank, which trains an adapter; got {world.size}")
     if lora.adapter is not None:
-        return Adapter.load(lora.adapter, model.spec, **place)
+        with naming("model.lora.adapter"):
+            return Adapter.load(lora.adapter, model.spec, **place)
+    most = max(min(sizes) for sizes in module_sizes(model.spec).values())
+    if lora.rank > most:
+        raise ValueError(f"model.lora.rank: expected at most {most} for this model: {lora.rank}")
     new: dict[str, Any] = {"alpha": lora.alpha, "modules": lora.targets, "b_std": 0.0, **place}
     return Adapter.random(model.spec, lora.rank, seed=config.run.seed, **new)
 

@@ -137,7 +137,7 @@ def check_sandbox(config: CodeConfig) -> str:
     try:
         return str(worker.ask(None, SELF_TEST_SECONDS))
     except WorkerFault as fault:
-        raise SandboxRefused(f"data.code.sandbox: {fault}") from fault
+        raise SandboxRefused(f"programs are not judged: {fault}") from fault
     finally:
         worker.close()
 

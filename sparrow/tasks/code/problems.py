@@ -23,6 +23,8 @@ FORMS = (
 )
 NO_CALL = "the tests call no function of a solution"
 MOST_TESTS = 10_000
+CALLED = {"func", "functional", "function"}  # kinds of tests one by one
+KINDS = CALLED | {"stdin", "stdio", "stdin_stdout"}
 BUILTINS = frozenset(dir(builtins))
 Truth = Mapping[str, Any]
 
@@ -131,8 +133,10 @@ def _joined(tests: Sequence[Any]) -> Truth:
     if not all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in tests):
         raise ValueError("expected objects with input and output")
     kinds = {str(test.get("type", test.get("testtype", "stdin"))) for test in tests}
+    if len(kinds) > 1 or not kinds <= KINDS:
+        raise ValueError(f"type must be one of {', '.join(sorted(KINDS))}, got {sorted(kinds)}")
     joined = {f"{name}s": [test[name] for test in tests] for name in ("input", "output")}
-    if any(kind.startswith("func") for kind in kinds):
+    if kinds & CALLED:
         metadata = _literal(tests[0].get("metadata") or tests[0])
         if not isinstance(metadata, Mapping):
             raise ValueError(f"metadata must be an object, got {metadata!r:.80}")
@@ -148,8 +152,14 @@ def _examples(truth: Truth) -> StdioTests | CallTests:
     for name, values in (("inputs", inputs), ("outputs", outputs)):
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
             raise ValueError(f"{name} must be a list that is not empty, got {values!r:.80}")
-    if len(inputs) != len(outputs) or len(inputs) > MOST_TESTS:
-        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs, at most {MOST_TESTS}")
+    if len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
+    if len(inputs) > MOST_TESTS:
+        raise ValueError(f"{len(inputs)} tests, at most {MOST_TESTS}")
+    for output in outputs:
+        several = isinstance(output, Mapping) and output.keys() == {"any"}
+        if several and not (isinstance(output["any"], list) and output["any"]):
+            raise ValueError(f"any must be a list that is not empty, got {output['any']!r:.80}")
     if not truth.get("fn_name"):
         return StdioTests(tuple(map(_text, inputs)), tuple(outputs))
     function = _function_name(truth, "fn_name")

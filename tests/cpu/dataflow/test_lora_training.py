@@ -129,6 +129,8 @@ def test_sparse_rollouts_and_a_reference_model(model: Path, tmp_path: Path) -> N
         {"rollout": {"attention": SPARSE, "distill": {"rank": 2}}},
         {"run": {"learner": "transformers"}},
         {"model": {"lora": {"rank": 2, "adapter": "there"}}},
+        {"model": {"lora": {"alpha": 2.0}}},
+        {"model": {"lora": {"targets": ["q_proj"], "adapter": "there"}}},
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: Any, model: Path, tmp_path: Path) -> None:
@@ -136,3 +138,10 @@ def test_what_does_not_go_together_is_refused(changes: Any, model: Path, tmp_pat
     given["model"] = {"name": str(model), **given["model"]}
     with pytest.raises((ConfigError, ValueError)):
         config(model, tmp_path, **given)
+
+
+def test_a_rank_above_the_models_own_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at most"):
+        run(model, tmp_path / "run", 1, lora={"rank": 999})
+    with pytest.raises(ValueError, match=r"model\.lora\.adapter"):
+        run(model, tmp_path / "run", 1, lora={"adapter": str(tmp_path)})

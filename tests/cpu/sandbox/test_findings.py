@@ -1,5 +1,6 @@
 """What a reviewer found: honest programs that were judged wrong, and ways to win or to hold on."""
 
+import json
 import shutil
 import sys
 import time
@@ -15,9 +16,11 @@ from sparrow.sandbox.base import Limits, Mode, Running, Sandbox, SandboxRefused
 from sparrow.sandbox.selftest import self_test
 from sparrow.schema.code import CodeConfig
 from sparrow.schema.evaluation import EvalConfig
-from sparrow.schema.train import TrainConfig
+from sparrow.schema.train import RowsConfig, TrainConfig
+from sparrow.tasks.choosing import open_rows
 from sparrow.tasks.code.problems import parse_problem
 from sparrow.tasks.code.running import ProgramJudge
+from sparrow.tasks.rows import FileRows
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
 
@@ -156,3 +159,28 @@ def test_limits_in_somebody_elses_run_are_not_taken(monkeypatch: pytest.MonkeyPa
     assert (code.memory_mib, code.scratch_mib) == (usual.memory_mib, usual.scratch_mib)
     assert (code.cpu_seconds, code.reward) == (usual.cpu_seconds, "share")
     assert len(told) == 2
+
+
+def test_rows_with_wrong_tests_are_left_out_before_anything_runs(tmp_path: Path) -> None:
+    truths: list[Any] = [
+        {"inputs": ["1\n"], "outputs": ["1\n"]},
+        {"inputs": ["1\n"], "outputs": ["1\n", "2\n"]},
+        {"inputs": ["1\n"], "outputs": [{"any": []}]},
+        [{"input": "1", "output": "1", "type": "foo"}],
+        [{"input": "1", "output": "1", "type": t, "func_name": "f"} for t in ("stdin", "func")],
+        {"test_list": ["assert True"]},
+        "not json",
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        "".join(
+            json.dumps({"prompt": f"problem {n}", "reward_model": {"ground_truth": truth}}) + "\n"
+            for n, truth in enumerate(truths)
+        )
+    )
+    rows = open_rows(RowsConfig(rows=str(file), reward="code"), seed=0)
+    assert isinstance(rows, FileRows)
+    assert (len(rows.examples), len(rows.problems)) == (1, len(truths) - 1)
+    file.write_text(file.read_text().partition("\n")[2])
+    with pytest.raises(ValueError, match="no usable row"):
+        open_rows(RowsConfig(rows=str(file), reward="code"), seed=0)
