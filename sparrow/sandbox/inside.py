@@ -301,7 +301,9 @@ def run_tests(source: str, nonce: str) -> None:
 
     namespace: dict[str, Any] = {"__name__": "tests"}
     exec(compile(problem["prefix"], "<prefix>", "exec"), namespace)
-    own = namespace.keys() - set(problem.get("entry", ()))  # what the prefix defines stays the tests'
+    own = namespace.keys() - set(
+        problem.get("entry", ())
+    )  # what the prefix defines stays the tests'
     names = set(problem["names"]) - own
     if not names:
         raise NameError("the tests call no function of a solution")
