@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from sparrow.ops.cpu.simd import (
@@ -27,6 +26,7 @@ from sparrow.ops.cpu.simd import (
     Array,
     floats,
     fma,
+    inline,
     integers,
     kernel,
     load,
@@ -56,8 +56,6 @@ Span = tuple[int, int, int, int]
 
 _NO_SCORE = np.float32(-np.inf)
 _NO_SCORE_KEY = np.int32(-2139095041)  # ordered(-inf)
-
-_inline = njit(nogil=True, forceinline=True, error_model="numpy")
 
 
 def supports_dtype(_op: str, dtype: torch.dtype, head_size: int) -> bool:
@@ -206,7 +204,7 @@ def _attend_blocks(
         _weigh(score_HW, stride, v_NGPD, visit_V4, visits, value_SHD, s * heads * size, ratio)
 
 
-@njit
+@inline()
 def _plan(
     visit_V4: Array,
     table_M: Array,
@@ -241,7 +239,7 @@ def _plan(
     return n
 
 
-@njit
+@inline()
 def _score(
     q: Array,
     q_at: int,
@@ -273,20 +271,20 @@ def _score(
                 score_HW[h, w] = _NO_SCORE
 
 
-@_inline
+@inline()
 def _heads_together(left: int) -> int:
     """The number of remaining heads of a group that are processed at once: at most three."""
     return 2 if left == 4 else min(left, 3)
 
 
-@_inline
+@inline()
 def _tile(at: int, t: int, tokens: int, size: int) -> tuple[int, int, int, int]:
     """Offsets of four tokens of a page; a tile beyond the end repeats the last token."""
     t0, end = at + t * size, at + (tokens - 1) * size
     return t0, min(t0 + size, end), min(t0 + 2 * size, end), min(t0 + 3 * size, end)
 
 
-@_inline
+@inline()
 def _score1(q: Array, i: int, k: Array, span: Span, score: Array, s: int) -> None:
     at, tokens, ahead, size = span
     for t in range(0, tokens, TILE):
@@ -302,7 +300,7 @@ def _score1(q: Array, i: int, k: Array, span: Span, score: Array, s: int) -> Non
         store_sums(score, s + t, a0, a1, a2, a3)
 
 
-@_inline
+@inline()
 def _score2(q: Array, i: int, k: Array, span: Span, score: Array, s: int, width: int) -> None:
     at, tokens, ahead, size = span
     for t in range(0, tokens, TILE):
@@ -323,7 +321,7 @@ def _score2(q: Array, i: int, k: Array, span: Span, score: Array, s: int, width:
         store_sums(score, s + width + t, b0, b1, b2, b3)
 
 
-@_inline
+@inline()
 def _score3(q: Array, i: int, k: Array, span: Span, score: Array, s: int, width: int) -> None:
     at, tokens, ahead, size = span
     for t in range(0, tokens, TILE):
@@ -346,7 +344,7 @@ def _score3(q: Array, i: int, k: Array, span: Span, score: Array, s: int, width:
         store_sums(score, s + 2 * width + t, c0, c1, c2, c3)
 
 
-@njit(fastmath={"reassoc", "contract", "nsz"})
+@inline("reassoc", "contract", "nsz")
 def _softmax(score_HW: Array, h: int, width: int) -> tuple[np.float32, np.float32]:
     """Scores of a head to weights, in place; returns the largest score and the sum of weights."""
     key = _NO_SCORE_KEY
@@ -361,7 +359,7 @@ def _softmax(score_HW: Array, h: int, width: int) -> tuple[np.float32, np.float3
     return top, total
 
 
-@njit(forceinline=True, fastmath={"contract"})
+@inline("contract")
 def _exp2(x: np.float32) -> np.float32:
     """2 ** x for x <= 0 without a branch, to 2e-7; 0 below -126.
 
@@ -380,7 +378,7 @@ def _exp2(x: np.float32) -> np.float32:
     return np.float32(0) if x < np.float32(-126) else np.int32(bits).view(np.float32)
 
 
-@njit
+@inline()
 def _weigh(
     weight_HW: Array,
     stride: int,
@@ -409,7 +407,7 @@ def _weigh(
             h += heads
 
 
-@_inline
+@inline()
 def _weigh1(weight: Array, w: int, v: Array, span: Span, value: Array, i: int) -> None:
     at, tokens, ahead, size = span
     for d in range(0, size, CHUNK):
@@ -420,7 +418,7 @@ def _weigh1(weight: Array, w: int, v: Array, span: Span, value: Array, i: int) -
         store(value, i + d, a)
 
 
-@_inline
+@inline()
 def _weigh2(weight: Array, w: int, width: int, v: Array, span: Span, value: Array, i: int) -> None:
     at, tokens, ahead, size = span
     for d in range(0, size, CHUNK):
@@ -434,7 +432,7 @@ def _weigh2(weight: Array, w: int, width: int, v: Array, span: Span, value: Arra
         store(value, i + size + d, b)
 
 
-@_inline
+@inline()
 def _weigh3(weight: Array, w: int, width: int, v: Array, span: Span, value: Array, i: int) -> None:
     at, tokens, ahead, size = span
     for d in range(0, size, CHUNK):

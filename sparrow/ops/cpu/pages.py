@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from sparrow.ops.cpu.simd import (
     Array,
     floats,
     fma,
+    inline,
     integers,
     kernel,
     load,
@@ -192,7 +193,7 @@ def _summarise(k_NGPD: Array, landmark_NGD: Array, slots_T: Array, first: int, l
                 _mean(k_NGPD[block, g], total_D, landmark_NGD[block, g])
 
 
-@njit(error_model="numpy")
+@inline()
 def _mean(k_PD: Array, total_D: Array, mean_D: Array) -> None:
     """The mean of some rows, summed in their order."""
     total_D[:] = 0
@@ -240,7 +241,7 @@ def _score(
                 score_BGM[b, g, m] = tiled_GM[g, m] if m < finished else -np.inf
 
 
-@njit(error_model="numpy")
+@inline()
 def _mean_queries(q_BHD: Array, b: int, mean_GD: Array) -> None:
     """The mean query of each group, summed in the order of the heads."""
     heads, size = mean_GD.shape
@@ -254,7 +255,7 @@ def _mean_queries(q_BHD: Array, b: int, mean_GD: Array) -> None:
             mean_GD[g, d] /= np.float32(ratio)
 
 
-@njit
+@inline()
 def _score_row(query_GD: Array, landmark_NGD: Array, table_M: Array, score_GM: Array) -> None:
     """Query times landmark, four pages at once; a last tile that is too long repeats a page.
 
@@ -318,7 +319,7 @@ def _list(
             list_K[kept:] = -1
 
 
-@njit
+@inline()
 def _best(
     score_M: Array, pages: int, kept: int, first: int, last: int, key_M: Array, list_K: Array
 ) -> None:
@@ -338,7 +339,7 @@ def _best(
     list_K[n : n + last] = np.arange(pages - last, pages)
 
 
-@njit
+@inline()
 def _key(score: np.float32) -> np.uint32:
     """A number of the same order; NaN and infinities count as the last finite numbers."""
     most = np.float32(3.4028234663852886e38)
@@ -347,7 +348,7 @@ def _key(score: np.float32) -> np.uint32:
     return np.uint32(~bits if bits >> 31 else bits | 0x80000000)
 
 
-@njit
+@inline()
 def _threshold(key_M: Array, count: int) -> tuple[np.uint32, int]:
     """The key such that those above it, and as many equals as the second result, are `count`.
 
@@ -364,7 +365,7 @@ def _threshold(key_M: Array, count: int) -> tuple[np.uint32, int]:
     return threshold, count - _count(key_M, np.uint32(threshold + 1))  # keys end far below 2**32
 
 
-@njit
+@inline()
 def _count(key_M: Array, least: np.uint32) -> int:
     count = 0
     for key in key_M:

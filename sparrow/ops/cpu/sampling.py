@@ -9,10 +9,9 @@ Legend of the dimension letters: sparrow/ops/types.py; J = blocks of the vocabul
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
-from sparrow.ops.cpu.simd import Array, integers, kernel, ordered, share
+from sparrow.ops.cpu.simd import Array, inline, integers, kernel, ordered, share
 from sparrow.ops.reference.sampling import Draws
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -101,7 +100,7 @@ def _draw_rows(
             entropies_B[b] = max(np.log(total) - moment / total, 0.0)  # against rounding
 
 
-@njit(error_model="numpy")
+@inline()
 def _scale(
     logits_V: Array, temperature: np.float32, scaled_V: Array
 ) -> tuple[np.float32, np.bool_]:
@@ -119,7 +118,7 @@ def _scale(
     return np.int32(ordered(largest)).view(np.float32), most < _INFINITE
 
 
-@njit
+@inline()
 def _climb(scaled_V: Array, top: np.float32, ladder_J: Array) -> float:
     """The running sum of weights e ** (scaled - top) after each block; returns sum(w * log w)."""
     total = moment = 0.0
@@ -131,7 +130,7 @@ def _climb(scaled_V: Array, top: np.float32, ladder_J: Array) -> float:
     return moment
 
 
-@njit(fastmath={"reassoc", "contract", "nsz"})
+@inline("reassoc", "contract", "nsz")
 def _sum_block(scaled_V: Array, top: np.float32) -> tuple[float, float]:
     """Sums over a block of w, in fp64 as the draw depends on it, and of w * log w."""
     mass, moment = 0.0, np.float32(0)
@@ -143,7 +142,7 @@ def _sum_block(scaled_V: Array, top: np.float32) -> tuple[float, float]:
     return mass, np.float64(moment)
 
 
-@njit(forceinline=True, fastmath={"contract"})
+@inline("contract")
 def _exp(x: np.float32) -> np.float32:
     """e ** x for x <= 0 without a branch, to 1e-7; 0 below -87.
 
@@ -166,7 +165,7 @@ def _exp(x: np.float32) -> np.float32:
     return np.float32(0) if x < _LEAST else np.int32(bits).view(np.float32)
 
 
-@njit
+@inline()
 def _invert(scaled_V: Array, top: np.float32, ladder_J: Array, goal: float) -> int:
     """The first token at which the running sum exceeds the goal.
 
@@ -187,7 +186,7 @@ def _invert(scaled_V: Array, top: np.float32, ladder_J: Array, goal: float) -> i
     return token
 
 
-@njit
+@inline()
 def _uniform(seed: np.uint64, counter: np.uint64) -> float:
     """In [0, 1): the splitmix64 stream of the seed, at the counter."""
     z = np.uint64(seed + (counter + np.uint64(1)) * _GOLDEN)

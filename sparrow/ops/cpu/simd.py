@@ -48,6 +48,17 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
+def inline(*fastmath: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: compile into the code of the kernels that call it, with these fast-math flags.
+
+    A function that is called instead is compiled twice, alone and with the kernel, and optimised
+    differently. The process that compiles a kernel and those that load it from disk then run
+    different copies, whose sums round differently.
+    """
+    flags = set(fastmath) if fastmath else False
+    return njit(nogil=True, forceinline=True, error_model="numpy", fastmath=flags)
+
+
 def integers(tensor: Tensor, dtype: type[np.integer[Any]] = np.int64) -> Array:
     """Integers of any dtype as a contiguous array of the dtype that kernels take."""
     return np.ascontiguousarray(tensor.numpy(), dtype=dtype)
@@ -94,7 +105,7 @@ def _pool() -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-@njit(nogil=True, forceinline=True, error_model="numpy")
+@inline()
 def ordered(bits: np.int32) -> np.int32:
     """The bits of a float as an integer of the same order; its own inverse.
 
