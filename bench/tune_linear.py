@@ -18,7 +18,7 @@ from tuning import DEVICE, PAGE, compile_all, microseconds
 from sparrow import models, ops
 from sparrow.engine.memory import page_cache
 from sparrow.models.attention import PagedDecode
-from sparrow.ops.kernels.layers import LAUNCHES, PROCESSORS, Launch, launch_for, tile
+from sparrow.ops.kernels.layers import LAUNCHES, PROCESSORS, LinearLaunch, launch_for, tile
 from sparrow.sparse.rule import Rule
 
 SHAPE, CONTEXT = "qwen3-1.7b", 128
@@ -74,7 +74,7 @@ def key_of(name: str, tokens: int) -> tuple[str, int, int, int]:
     return op, tile(tokens), width, depth
 
 
-def sweep(name: str, tokens: int) -> Iterator[Launch]:
+def sweep(name: str, tokens: int) -> Iterator[LinearLaunch]:
     """Launches that fit, and fill the processors; their step is not too small to be worth one."""
     op, width, depth = PRODUCTS[name]
     for columns, step, splits, warps in product((32, 64, 128), (64, 128, 256), (1, 2, 4), (4, 8)):
@@ -84,7 +84,9 @@ def sweep(name: str, tokens: int) -> Iterator[Launch]:
             continue
         for stages in range(3, min(8, depth // splits // step) + 1):
             if 70 << 10 <= stages * stage_bytes <= SHARED_BYTES and (warps == 4 or step == 256):
-                yield Launch(columns=columns, depth=step, splits=splits, warps=warps, stages=stages)
+                yield LinearLaunch(
+                    columns=columns, depth=step, splits=splits, warps=warps, stages=stages
+                )
 
 
 def compile_share(tokens: int, share: slice) -> None:

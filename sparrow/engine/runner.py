@@ -5,6 +5,7 @@ part, and on a GPU it is captured once per shape and replayed. Results are copie
 behind the step and read later (`Delivery.read`), so nothing here waits for the device.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -194,6 +195,8 @@ class VerifyDelivery(Delivery):
 
 Step = Callable[[Any, Tensor], StepOutput]
 
+CAPTURING = threading.Lock()  # torch captures on one stream, with one random generator
+
 
 @dataclass(slots=True)
 class Captured:
@@ -210,8 +213,10 @@ class Graphs:
 
     A graph has one shape: a batch bucket, a width of page tables, and which parts of the step take
     part. Everything it reads and writes has a fixed address; its one input is copied in before the
-    replay. Capturing runs the step on spare rows alone, so no sequence notices. It keeps no
-    reference to its runner: memory is freed as soon as an engine sleeps.
+    replay. Capturing runs the step on spare rows alone, so no sequence notices. Engines that step
+    in threads of one process capture one at a time, and run on one stream: their products count
+    arrivals in the same memory. It keeps no reference to its runner: memory is freed as soon as an
+    engine sleeps.
     """
 
     def __init__(self, device: torch.device, spare: int) -> None:
@@ -232,7 +237,8 @@ class Graphs:
         by the next replay.
         """
         if kind not in self._captured:
-            self._captured[kind] = self._capture(kind, step)
+            with CAPTURING:
+                self._captured[kind] = self._capture(kind, step)
         captured = self._captured[kind]
         if captured.rows != rows:
             captured.input_B.copy_(upload(rows))
@@ -242,11 +248,7 @@ class Graphs:
 
     def _capture(self, kind: StepKind | VerifyKind, step: Step) -> Captured:
         input_B = torch.full((kind.batch,), self.spare, dtype=torch.int64, device=self.device)
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            step(kind, input_B)  # compiles kernels, which a capture must not
-        torch.cuda.current_stream(self.device).wait_stream(side)
+        step(kind, input_B)  # compiles kernels, which a capture must not
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             output = step(kind, input_B)
@@ -358,7 +360,8 @@ class Runner:
         one was told how many would follow it (ahead).
 
         Weights change between steps only, and what changes them is followed by this step's own
-        inputs: they are settled when the products run.
+        inputs: they are settled when the products run. So are the adapters of rows, which are
+        followed by the embedding.
         """
         requests = {sample.request for sample in samples}
         speculative = [request.speculative is not None for request in requests]

@@ -9,6 +9,7 @@ every part its Hugging Face name again, as a view. Legend of the dimension lette
 sparrow/ops/types.py; F is the intermediate size.
 """
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -32,13 +33,22 @@ class Attention(Protocol):
 
 
 class Lora(Protocol):
-    """A projection of a layer with what adapters add to it, [T, in] -> [T, out].
+    """A projection of a layer with what an adapter adds to it, [T, in] -> [T, out]: training.
 
-    `name` is the decoder's own name of the projection: qkv, out, gate_up or down. Rows without an
-    adapter get that of `linear` bit for bit.
+    `name` is the decoder's own name of the projection: qkv, out, gate_up or down.
     """
 
     def __call__(self, layer: int, name: str, x: Tensor, linear: nn.Linear, /) -> Tensor: ...
+
+
+class Updates(ABC):
+    """What adapters of rows add to a projection, by layer and name as in `Lora`: rollout.
+
+    Rows without an adapter keep their bits. A class, as layers ask which of the two they have.
+    """
+
+    @abstractmethod
+    def update(self, layer: int, name: str, /) -> ops.LowRank: ...
 
 
 class LayerCall(Protocol):
@@ -81,7 +91,7 @@ class Decoder(nn.Module):
         ids_T: Tensor,
         positions_T: Tensor,
         attention: Attention,
-        lora: Lora | None = None,
+        lora: Lora | Updates | None = None,
         through: LayerCall | None = None,
     ) -> Tensor:
         """Final hidden states [T, C], after the last norm; `through` is how layers are called."""
@@ -144,22 +154,27 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(spec)
 
     def forward(
-        self, x_TC: Tensor, rotation: Rotation, attention: Attention, lora: Lora | None
+        self, x_TC: Tensor, rotation: Rotation, attention: Attention, lora: Lora | Updates | None
     ) -> Tensor:
-        if lora is not None:
+        if not isinstance(lora, Updates | None):
             return self._adapted(x_TC, rotation, attention, lora)
+
+        def update(name: str) -> ops.LowRank | None:
+            return None if lora is None else lora.update(self.index, name)
+
         norm, eps = self.attention_norm, self.attention.spec.norm_eps
-        qkv = self.attention.qkv
-        qkv_TE = ops.norm_linear(x_TC, norm.weight, qkv.weight, qkv.bias, eps=eps)
+        qkv, own = self.attention.qkv, update("qkv")
+        qkv_TE = ops.norm_linear(x_TC, norm.weight, qkv.weight, qkv.bias, eps=eps, update=own)
         out_TE = self.attention(qkv_TE, rotation, attention)
-        x_TC = ops.linear_add(out_TE, self.attention.out.weight, x_TC)
-        gated_TF = ops.norm_gated(x_TC, self.mlp_norm.weight, self.mlp.gate_up.weight, eps=eps)
-        return ops.linear_add(gated_TF, self.mlp.down.weight, x_TC)
+        x_TC = ops.linear_add(out_TE, self.attention.out.weight, x_TC, update=update("out"))
+        norm, gate_up, own = self.mlp_norm, self.mlp.gate_up, update("gate_up")
+        gated_TF = ops.norm_gated(x_TC, norm.weight, gate_up.weight, eps=eps, update=own)
+        return ops.linear_add(gated_TF, self.mlp.down.weight, x_TC, update=update("down"))
 
     def _adapted(
         self, x_TC: Tensor, rotation: Rotation, attention: Attention, lora: Lora
     ) -> Tensor:
-        """The same with adapters, which need every projection's input and output on its own."""
+        """The same with a trained adapter, which needs every projection's input and output."""
 
         def project(name: str, linear: nn.Linear, x: Tensor) -> Tensor:
             return lora(self.index, name, x, linear)

@@ -3,14 +3,14 @@
 An adapter adds scale * B A x to projections of the decoder. `Adapter` keeps A and B per Hugging
 Face module, as PEFT stores them, and is a `decoder.Lora` for all tokens, with gradients: training.
 `AdapterBank` holds the adapters of a rollout in memory whose addresses never change, so that a
-CUDA graph outlives loading one; its `rows` are a `decoder.Lora` in which each token names its own.
+CUDA graph outlives loading one; its `rows` are `decoder.Updates` in which each token names its own.
 `MergedDecoder` has one adapter in its weights, and costs no more than the model itself.
 
 PEFT's folders hold adapter_config.json and adapter_model.safetensors. Whatever would make our
 result differ from PEFT's is refused, by name.
 
 Dimension letters beside those of sparrow/ops/types.py: I inputs of a projection, E its outputs,
-R here the rank, in a bank that of all slots side by side.
+R here the rank, L layers; in a bank those of `ops.LowRank`.
 """
 
 import copy
@@ -27,8 +27,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sparrow import ops
 from sparrow.files import verify, write_sums
-from sparrow.models.decoder import Decoder, DecoderLayer
+from sparrow.models.decoder import Decoder, DecoderLayer, Updates
 from sparrow.models.spec import FileKeys, ModelSpec, naming, read_json, write_json
 from sparrow.models.weights import hf_views, save_tensors, stored_tensors
 
@@ -43,6 +44,7 @@ FUSED: dict[str, tuple[str, ...]] = {
     "down": ("down_proj",),
 }
 MODULES = tuple(module for modules in FUSED.values() for module in modules)
+RANKS = 16  # a slot of a bank has room for a multiple of it
 _PARENT = {
     module: "self_attn" if name in ("qkv", "out") else "mlp"
     for name, modules in FUSED.items()
@@ -462,14 +464,13 @@ def _linear(model: Decoder, layer: int, name: str) -> nn.Linear:
 
 
 class Stacks(NamedTuple):
-    """One projection's matrices, all layers and slots: [L, R, I] and [L, E, R].
+    """One projection's matrices, all layers and slots, as `ops.LowRank` has them of a layer.
 
-    Ranks are ordered by slot, then by module of the projection, `max_rank` each; B holds zeros
-    where a rank meets another module's outputs, and is already multiplied by the scale.
+    Parts are the projection's modules, and B is already multiplied by the scale.
     """
 
     a_LRI: Tensor
-    b_LER: Tensor
+    b_LEQ: Tensor
 
 
 class AdapterSlot(NamedTuple):
@@ -485,6 +486,17 @@ class AdapterSlot(NamedTuple):
 
 
 NO_ADAPTER = AdapterSlot(0, 0)
+
+
+def bank_size(spec: ModelSpec, capacity: int, max_rank: int) -> int:
+    """Numbers that an `AdapterBank` has room for."""
+    sizes = module_sizes(spec).values()
+    return spec.layers * capacity * _room(max_rank) * sum(map(sum, sizes))
+
+
+def _room(max_rank: int) -> int:
+    """Ranks of a slot: kernels read whole blocks of `RANKS`."""
+    return -(-max_rank // RANKS) * RANKS
 
 
 class AdapterBank:
@@ -511,6 +523,8 @@ class AdapterBank:
         self._slots: dict[str, AdapterSlot] = {}
         self._editions = itertools.count(1)
         self._stacks: dict[str, Stacks] = {}
+        sizes = module_sizes(spec)
+        self._parts = {n: tuple(sizes[module][1] for module in FUSED[n]) for n in FUSED}
 
     def find(self, name: str | None) -> AdapterSlot:
         """The slot of an adapter; None is no adapter."""
@@ -524,14 +538,14 @@ class AdapterBank:
     def put(self, name: str, adapter: Adapter) -> AdapterSlot:
         """Copy an adapter in under a new name, or in place of the one that has it.
 
-        Its later changes are not seen. Numbers that are not finite are refused: a product over all
-        slots would spread them.
+        Its later changes are not seen. Numbers that are not finite, as they are or in the bank's
+        dtype, are refused: a product over all slots would spread them.
         """
         if adapter.spec != self.spec:
             raise ValueError("the adapter was made for another model spec than the bank's")
         if adapter.rank > self.max_rank:
             raise ValueError(f"rank {adapter.rank} exceeds the bank's max_rank {self.max_rank}")
-        adapter.check_finite()
+        self._check_finite(adapter)
         free = set(range(1, self.capacity + 1)) - self._held
         if name not in self._slots and not free:
             raise ValueError(
@@ -556,70 +570,66 @@ class AdapterBank:
     def _held(self) -> set[int]:
         return {held.slot for held in self._slots.values()}
 
+    def _check_finite(self, adapter: Adapter) -> None:
+        adapter.check_finite()
+        for place, (a_RI, b_ER) in adapter.pairs.items():
+            scaled_ER = b_ER.detach() * adapter.scale(len(a_RI))
+            for matrix, tensor in (("A", a_RI), ("B", scaled_ER)):
+                if not tensor.to(self.dtype).isfinite().all():
+                    name = place.tensor(matrix)
+                    raise ValueError(f"tensor {name}, scaled, is too large for {self.dtype}")
+
     def _clear(self, slot: int) -> None:
-        for name, (a_LRI, b_LER) in self._stacks.items():
-            ranks = self._ranks(slot, name)
-            a_LRI[:, ranks].zero_()
-            b_LER[:, :, ranks].zero_()
+        for name in self._stacks:
+            for places in self._places(name, slot):
+                places.zero_()
 
     def rows(self, rows_T: Tensor) -> "LoraRows | None":
         """What a decoder takes as `lora` where token t uses slot rows_T[t]; None: no adapters yet.
 
-        Reads rows_T now: under a CUDA graph call it inside the captured step. That every row is 0
-        or a slot in use is checked on a CPU; on a GPU it is the caller's contract.
+        rows_T is read by the products: under a CUDA graph it is made inside the captured step. That
+        every row is 0 or a slot in use is checked on a CPU; on a GPU it is the caller's contract.
         """
         if rows_T.device.type == "cpu" and (wrong := set(rows_T.tolist()) - self._held - {0}):
             raise ValueError(f"rows name slots {sorted(wrong)}, in use are {sorted(self._held)}")
         if not self._stacks:
             return None
-        slots_S = torch.arange(1, self.capacity + 1, device=rows_T.device)
-        return LoraRows(
-            stacks=self._stacks,
-            uses_TS1=(rows_T[:, None] == slots_S)[:, :, None],
-            any_T1=(rows_T != 0)[:, None],
-        )
+        rows = ops.RowSlots(slots_T=rows_T, count=self.capacity)
+        return LoraRows(stacks=self._stacks, parts=self._parts, rows=rows)
 
     def _allocate(self) -> None:
-        sizes = module_sizes(self.spec)
-        for name, modules in FUSED.items():
-            inputs, outputs = sizes[modules[0]][0], sum(sizes[module][1] for module in modules)
-            ranks = self.capacity * len(modules) * self.max_rank
-            shapes = (self.spec.layers, ranks, inputs), (self.spec.layers, outputs, ranks)
-            a_LRI, b_LER = (torch.zeros(s, dtype=self.dtype, device=self.device) for s in shapes)
-            self._stacks[name] = Stacks(a_LRI, b_LER)
+        ranks = self.capacity * _room(self.max_rank)
+        for name, parts in self._parts.items():
+            inputs = module_sizes(self.spec)[FUSED[name][0]][0]
+            layers = self.spec.layers
+            shapes = (layers, len(parts) * ranks, inputs), (layers, sum(parts), ranks)
+            a_LRI, b_LEQ = (torch.zeros(s, dtype=self.dtype, device=self.device) for s in shapes)
+            self._stacks[name] = Stacks(a_LRI, b_LEQ)
 
     def _write(self, slot: int, place: LoraTarget, pair: LoraPair, scale: float) -> None:
         name = next(name for name, modules in FUSED.items() if place.module in modules)
         index = FUSED[name].index(place.module)
-        rank = self._ranks(slot, name).start + index * self.max_rank
-        sizes = module_sizes(self.spec)
-        row = sum(sizes[module][1] for module in FUSED[name][:index])
-        ranks = slice(rank, rank + pair.rank)
-        rows = slice(row, row + sizes[place.module][1])
-        self._stacks[name].a_LRI[place.layer, ranks].copy_(pair.a_RI.detach())
-        self._stacks[name].b_LER[place.layer, rows, ranks].copy_(pair.b_ER.detach() * scale)
+        a_LMRI, b_LER = self._places(name, slot)
+        b_ER = b_LER[place.layer].split(self._parts[name])[index]
+        a_LMRI[place.layer, index, : pair.rank].copy_(pair.a_RI.detach())
+        b_ER[:, : pair.rank].copy_(pair.b_ER.detach() * scale)
 
-    def _ranks(self, slot: int, name: str) -> slice:
-        width = len(FUSED[name]) * self.max_rank
-        return slice((slot - 1) * width, slot * width)
+    def _places(self, name: str, slot: int) -> tuple[Tensor, Tensor]:
+        """A of a slot by layer and module, and B by layer: views, R the ranks of the slot."""
+        a_LRI, b_LEQ = self._stacks[name]
+        a_LMSRI = a_LRI.unflatten(1, (len(FUSED[name]), self.capacity, -1))
+        return a_LMSRI[:, :, slot - 1], b_LEQ.unflatten(2, (self.capacity, -1))[:, :, slot - 1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraRows:
-    """A batch whose tokens use adapters of a bank, each its own or none: a `decoder.Lora`.
-
-    One product with the A of all slots, zeros where a token does not use the slot, one product
-    with all B: two products a projection, however many adapters. Nothing waits for the device.
-    """
+class LoraRows(Updates):
+    """A batch whose tokens use adapters of a bank, each its own or none."""
 
     stacks: Mapping[str, Stacks]
-    uses_TS1: Tensor
-    any_T1: Tensor
+    parts: Mapping[str, tuple[int, ...]]
+    rows: ops.RowSlots
 
-    def __call__(self, layer: int, name: str, x: Tensor, linear: nn.Linear, /) -> Tensor:
-        projected = linear(x)
-        a_LRI, b_LER = self.stacks[name]
-        low_TR = x @ a_LRI[layer].T
-        low_TSR = low_TR.unflatten(1, (self.uses_TS1.shape[1], -1))
-        low_TR = torch.where(self.uses_TS1, low_TSR, 0).flatten(1)
-        return torch.where(self.any_T1, projected + low_TR @ b_LER[layer].T, projected)
+    def update(self, layer: int, name: str, /) -> ops.LowRank:
+        a_LRI, b_LEQ = self.stacks[name]
+        a_RI, b_EQ = a_LRI[layer], b_LEQ[layer]
+        return ops.LowRank(a_RI=a_RI, b_EQ=b_EQ, parts=self.parts[name], rows=self.rows)

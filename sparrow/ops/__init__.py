@@ -33,8 +33,10 @@ from sparrow.ops.reference.speculation import (
 from sparrow.ops.types import (
     DraftState,
     Field,
+    LowRank,
     PageCache,
     PageLists,
+    RowSlots,
     RowState,
     Scorer,
     Scores,

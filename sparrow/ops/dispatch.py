@@ -40,8 +40,8 @@ OPTIMISED = {
         "attend_kept": "attend_kept",
         **dict.fromkeys(("write_pages", "select_pages", "page_bits"), "pages"),
         **dict.fromkeys(("sample", "step_inputs", "step_outputs"), "sampling"),
-        **dict.fromkeys(("norm_linear", "linear_add", "norm_gated"), "layers"),
-        **dict.fromkeys(("logits", "split_heads"), "layers"),
+        **dict.fromkeys(("norm_linear", "linear_add", "norm_gated", "logits"), "layers"),
+        "split_heads": "heads",
     },
 }
 
@@ -68,9 +68,9 @@ def using(choice: Choice) -> AbstractContextManager[None]:
 
 
 def settled_weights() -> AbstractContextManager[None]:
-    """Promise for a with-block that no running kernel writes weights.
+    """Promise for a with-block that no running kernel writes weights, or slots of updates.
 
-    Products may then read weights before the previous kernel has ended. Outside, they wait.
+    Products may then read them before the previous kernel has ended. Outside, they wait.
     """
     return _set(_settled, True)
 

@@ -13,6 +13,7 @@ Query head h belongs to KV head h // R, as in Hugging Face checkpoints.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -103,6 +104,66 @@ class StepInputs(NamedTuple):
     seeds_B: Tensor
     counters_B: Tensor
     temperature_B: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowSlots:
+    """The slot of low-rank updates that each row of a batch uses: 1 to `count`, or 0 for none.
+
+    One object serves all products of a batch, so its masks are computed once.
+    """
+
+    slots_T: Tensor
+    count: int
+
+    @cached_property
+    def uses_TS(self) -> Tensor:
+        """Whether row t uses slot s + 1."""
+        slots_S = torch.arange(1, self.count + 1, device=self.slots_T.device)
+        return self.slots_T[:, None] == slots_S
+
+    @cached_property
+    def any_T1(self) -> Tensor:
+        return (self.slots_T != 0)[:, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LowRank:
+    """Low-rank updates of a product, chosen per row: row t adds B A x with A and B of its slot.
+
+    The outputs are cut into parts with ranks of their own, as modules that share a weight. S slots,
+    M parts, and r ranks of a part and slot:
+
+    a_RI    R = M S r, in this order: ranks of all slots of the first part, then of the second
+    b_EQ    Q = S r: an output has the ranks of its own part only
+    parts   outputs of each part
+    """
+
+    a_RI: Tensor
+    b_EQ: Tensor
+    parts: tuple[int, ...]
+    rows: RowSlots
+
+    @property
+    def rank(self) -> int:
+        """r, of one part and slot."""
+        return self.b_EQ.shape[1] // self.rows.count
+
+    def check(self, tokens: int, inputs: int, outputs: int) -> None:
+        """Raise a ValueError unless it fits a product of these sizes."""
+        ranks = self.b_EQ.shape[1]
+        for name, found, expected in (
+            ("a_RI", [*self.a_RI.shape], [len(self.parts) * ranks, inputs]),
+            ("b_EQ", [*self.b_EQ.shape], [outputs, self.rank * self.rows.count]),
+            ("parts", sum(self.parts), outputs),
+            ("slots_T", [*self.rows.slots_T.shape], [tokens]),
+        ):
+            if found != expected:
+                raise ValueError(f"update: {name} is {found}, expected {expected}")
+        if self.rows.slots_T.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"update: slots_T must be int32 or int64, got {self.rows.slots_T.dtype}"
+            )
 
 
 class PageCache:

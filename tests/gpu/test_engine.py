@@ -1,5 +1,6 @@
 """The engine on a GPU: graphs equal eager steps, and what holds on a CPU holds here."""
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -134,14 +135,22 @@ def test_log_probs_are_those_of_a_dense_pass(model: models.Decoder) -> None:
     _check_log_probs(model, engine(model).generate(PROMPTS, params()))
 
 
-def _check_log_probs(model: models.Decoder, completions: list[Completion]) -> None:
+def _check_log_probs(
+    model: models.Decoder,
+    completions: list[Completion],
+    adapted: Engine | None = None,
+    name: str | None = None,
+) -> None:
+    """Against the definition, with an adapter of that engine."""
     atol = 2e-3 if model.dtype == torch.float32 else 0.15
     for completion in completions:
         ids = torch.tensor([*completion.prompt_ids, *completion.token_ids], device="cuda")
         start = len(completion.prompt_ids)
         attention = Packed(bounds=torch.tensor([0, len(ids)], device="cuda"))
         with torch.no_grad(), ops.using("reference"):
-            hidden = model(ids, torch.arange(len(ids), device="cuda"), attention)
+            slot = 0 if adapted is None else adapted._adapters.find(name).slot
+            lora = adapted._adapters.rows(torch.full_like(ids, slot)) if adapted and slot else None
+            hidden = model(ids, torch.arange(len(ids), device="cuda"), attention, lora)
             stats = ops.token_stats(hidden[start - 1 : -1], model.head, ids[start:])
         np.testing.assert_allclose(completion.logprobs, stats.logprob.cpu(), atol=atol)
 
@@ -262,3 +271,49 @@ def test_an_adapter_under_graphs(model: models.Decoder) -> None:
     assert same(plain, again)
     adapted = running.generate(PROMPTS[:4], params(n=1), adapter="a")
     assert not same(plain, adapted)
+
+
+def adapted(model: models.Decoder, **changes: Any) -> Engine:
+    """An engine with three adapters."""
+    from sparrow.models.lora import Adapter
+
+    running = engine(model, reuse="none", adapters=4, adapter_rank=8, **changes)
+    for seed, (name, rank) in enumerate({"a": 8, "b": 3, "c": 8}.items()):
+        options = {"rank": rank, "b_std": 0.3, "seed": seed, "device": "cuda"}
+        running.load_adapter(name, Adapter.random(model.spec, **options))
+    return running
+
+
+def together(running: Engine, names: Sequence[str | None]) -> list[Completion]:
+    """Every prompt by every adapter, all in one batch."""
+    for name in names:
+        for prompt in PROMPTS[:4]:
+            running.add(prompt, params(n=1), adapter=name)
+    done = {o.request: o.completion for o in running.stream() if o.completion is not None}
+    return [done[number] for number in sorted(done)]
+
+
+@pytest.mark.parametrize("rows", [16, 96], ids=["our products", "the BLAS"])
+def test_several_adapters_in_one_batch(model: models.Decoder, rows: int) -> None:
+    """Graphs equal eager steps; each has the log-probs of a dense pass with it alone."""
+    names = (None, "a", "b", "c") * (rows // 16)
+    running = adapted(model, max_running=rows)
+    replayed = together(running, names)
+    assert same(replayed, together(adapted(model, graphs=False, max_running=rows), names))
+    for number, name in enumerate(names):
+        mine = replayed[4 * number : 4 * number + 4]
+        _check_log_probs(model, mine, running, name)
+
+
+def test_rows_beside_adapters_keep_their_bits(model: models.Decoder) -> None:
+    """With as many rows as a product of ours has, and more."""
+    bank = adapted(model)._adapters
+    for lengths in ((20, 30, 14), (90, 60, 33)):
+        bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+        ids, positions = (torch.arange(bounds[-1], device="cuda") for _ in range(2))
+        with torch.inference_mode():
+            slots_T = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).cuda()
+            plain = model(ids, positions, Packed(bounds=bounds))
+            beside = model(ids, positions, Packed(bounds=bounds), bank.rows(slots_T))
+        assert torch.equal(beside[: lengths[0]], plain[: lengths[0]])
+        assert (beside != plain).any(1)[lengths[0] :].all()

@@ -33,11 +33,12 @@ from sparrow.ops.dispatch import settled_weights
 from sparrow.ops.kernels import attend_decode as decode_kernels
 from sparrow.ops.kernels import attend_kept as kept_kernels
 from sparrow.ops.kernels import attend_prefill as prefill_kernels
+from sparrow.ops.kernels import heads as head_kernels
 from sparrow.ops.kernels import layers as layer_kernels
 from sparrow.ops.kernels import pages as page_kernels
 from sparrow.ops.kernels import sampling as sampling_kernels
 from sparrow.ops.reference.sampling import Draws
-from sparrow.ops.types import RowState
+from sparrow.ops.types import LowRank, RowSlots, RowState
 from sparrow.sparse.compile import launch
 from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.rule import Rule
@@ -182,7 +183,7 @@ def heads() -> None:
     angles = empty(32, 64, dtype=torch.float32)
     for norm in (empty(128), None):
         qkv, options = empty(32, 32 * 128), {"kv_heads": 8, "eps": 1e-6}
-        layer_kernels.split_heads(qkv, angles, angles, norm, norm, **options)
+        head_kernels.split_heads(qkv, angles, angles, norm, norm, **options)
 
 
 def linear() -> None:
@@ -197,6 +198,28 @@ def linear() -> None:
             module.linear_add(empty(rows, 6144), empty(2048, 6144), x)
             module.logits(x, empty(151_936, 2048))
     module.gate(empty(288, 2 * 6144))
+
+
+def updates() -> None:
+    """The same products with adapters of rows."""
+
+    def of(tokens: int, depth: int, *parts: int) -> LowRank:
+        a_RI, b_EQ = empty(len(parts) * 4 * 16, depth), empty(sum(parts), 4 * 16)
+        rows = RowSlots(slots_T=ints(tokens, dtype=torch.int64), count=4)
+        return LowRank(a_RI=a_RI, b_EQ=b_EQ, parts=parts, rows=rows)
+
+    module = layer_kernels
+    with settled_weights():
+        for rows in (1, 32, 64):
+            x, norm = empty(rows, 2048), {"eps": 1e-6, "norm_C": empty(2048)}
+            qkv, gate_up = (2048, 1024, 1024), (6144, 6144)
+            for bias in (empty(4096), None):
+                given = {"weight_EC": empty(4096, 2048), "bias_E": bias} | norm
+                module.norm_linear(x, update=of(rows, 2048, *qkv), **given)
+            given = {"weight_FC": empty(2 * 6144, 2048)} | norm
+            module.norm_gated(x, update=of(rows, 2048, *gate_up), **given)
+            wide, down = empty(rows, 6144), empty(2048, 6144)
+            module.linear_add(wide, down, x, update=of(rows, 6144, 2048))
 
 
 def rows() -> None:
@@ -235,8 +258,8 @@ def flow_kernels(flow: Flow, *, size: int, group: int) -> None:
 
 
 EVERY = (
-    *(select, attend_decode, attend_prefill, attend_kept, bits, store, heads, linear, rows),
-    *(sample, flows),
+    *(select, attend_decode, attend_prefill, attend_kept, bits, store, heads, linear, updates),
+    *(rows, sample, flows),
 )
 CASES: dict[str, Callable[[], None]] = {case.__name__: case for case in EVERY}
 

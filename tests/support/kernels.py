@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from sparrow.sparse.compile.launch import Compiled
 from sparrow.sparse.flows import interpret
 from support.flows import LAYER, Bed, same_choice
 from support.paging import DENSE, SCALE, Batch, check_error, check_select, make_batch, relaid
+from support.updates import in_dtype, make_update
 
 Product = tuple[tuple[Tensor | None, ...], dict[str, Any]]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -32,15 +34,18 @@ def batch_of(lengths: list[int], **options: Any) -> Batch:
 @pytest.fixture
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kernel forgets to write shows as NaN."""
-    empty = torch.empty
 
-    def poisoned(*size: Any, **options: Any) -> Tensor:
-        tensor = empty(*size, **options)
-        if tensor.is_floating_point():
-            tensor.detach().fill_(torch.nan)
-        return tensor
+    def poisoned(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def make(*size: Any, **options: Any) -> Tensor:
+            tensor = empty(*size, **options)
+            if tensor.is_floating_point():
+                tensor.detach().fill_(torch.nan)
+            return tensor
 
-    monkeypatch.setattr(torch, "empty", poisoned)
+        return make
+
+    for home, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        monkeypatch.setattr(home, name, poisoned(getattr(home, name)))
 
 
 # Attention.
@@ -209,6 +214,27 @@ def product(
     return (x, weight, draw(tokens, width)) if op == "linear_add" else (x.contiguous(), weight), {}
 
 
+def updated_product(
+    op: str,
+    slots: Sequence[int],
+    width: int,
+    depth: int,
+    draw: Callable[..., Tensor],
+    *,
+    count: int,
+    rank: int,
+    parts: Sequence[int] = (),
+    **options: bool,
+) -> Product:
+    """The same with an update: parts after the first begin at these outputs, of a gate at half."""
+    tensors, given = product(op, len(slots), width, depth, draw, **options)
+    outputs = width * (2 if op == "norm_gated" else 1)
+    edges = [0, *((width,) if op == "norm_gated" else parts), outputs]
+    sizes = tuple(stop - start for start, stop in pairwise(edges))
+    update = make_update(draw, slots, count=count, rank=rank, inputs=depth, parts=sizes)
+    return tensors, given | {"update": update}
+
+
 def heads(
     tokens: int, q_heads: int, kv_heads: int, size: int, normed: bool, draw: Callable[..., Tensor]
 ) -> Product:
@@ -229,7 +255,8 @@ def check_as_exact(
     slack: float = 0.0,
 ) -> None:
     """The error against float64 is at most twice that of the definition, and some slack."""
-    exact = plain(*(None if x is None else x.double() for x in tensors), **options)
+    wide = {n: in_dtype(x, torch.float64) if n == "update" else x for n, x in options.items()}
+    exact = plain(*(None if x is None else x.double() for x in tensors), **wide)
     near = plain(*tensors, **options)
     assert out.dtype == near.dtype
     assert out.shape == near.shape

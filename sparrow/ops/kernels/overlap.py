@@ -1,10 +1,11 @@
 """Programmatic dependent launch: a kernel is launched before the previous one has ended.
 
-Its launch, about a microsecond, overlaps the previous kernel. It may read weights at once, if the
-caller has promised that no running kernel writes them (`ops.settled_weights`; without that promise
-products are launched as usual); everything else only when the previous kernels have ended and their
-results are visible: by `wait` and `when_ready`. Every such kernel must wait, even where it reads
-nothing of its predecessor: otherwise its successor would not wait for the kernels before both.
+Its launch, about a microsecond, overlaps the previous kernel. It may read weights (and which slots
+of updates rows use) at once, if the caller has promised that no running kernel writes them
+(`ops.settled_weights`; without that promise products are launched as usual); everything else only
+when the previous kernels have ended and their results are visible: by `wait` and `when_ready`.
+Every such kernel must wait, even where it reads nothing of its predecessor: otherwise its successor
+would not wait for the kernels before both.
 """
 
 from functools import cache

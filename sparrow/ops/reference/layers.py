@@ -1,9 +1,9 @@
 """The dense parts of a decoder layer: norm, projections, rotary embedding, gate.
 
 Products and norms are fused in one op where the optimised kernel fuses them; definitions are the
-plain composition, with gradients.
+plain composition, with gradients. Products take a low-rank update of each row's own (`LowRank`).
 Legend of the dimension letters: sparrow/ops/types.py; E is the width of a projection, F the
-intermediate size of the MLP.
+intermediate size of the MLP, I the inputs of a product; of updates as in `LowRank`.
 """
 
 import torch
@@ -11,26 +11,61 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparrow.ops.dispatch import op
+from sparrow.ops.types import LowRank
 
 
 @op(checked=False)
 def norm_linear(
-    x_TC: Tensor, norm_C: Tensor, weight_EC: Tensor, bias_E: Tensor | None = None, *, eps: float
+    x_TC: Tensor,
+    norm_C: Tensor,
+    weight_EC: Tensor,
+    bias_E: Tensor | None = None,
+    *,
+    eps: float,
+    update: LowRank | None = None,
 ) -> Tensor:
     """RMS norm, then a projection, [T, E]."""
-    return F.linear(F.rms_norm(x_TC, norm_C.shape, norm_C, eps), weight_EC, bias_E)
+    normed_TC = F.rms_norm(x_TC, norm_C.shape, norm_C, eps)
+    return _updated(F.linear(normed_TC, weight_EC, bias_E), normed_TC, update)
 
 
 @op(checked=False)
-def linear_add(x_TE: Tensor, weight_CE: Tensor, residual_TC: Tensor) -> Tensor:
+def linear_add(
+    x_TE: Tensor, weight_CE: Tensor, residual_TC: Tensor, *, update: LowRank | None = None
+) -> Tensor:
     """A projection added to the residual stream, [T, C]; not in place."""
-    return residual_TC + F.linear(x_TE, weight_CE)
+    return residual_TC + _updated(F.linear(x_TE, weight_CE), x_TE, update)
 
 
 @op(checked=False)
-def norm_gated(x_TC: Tensor, norm_C: Tensor, weight_FC: Tensor, *, eps: float) -> Tensor:
+def norm_gated(
+    x_TC: Tensor,
+    norm_C: Tensor,
+    weight_FC: Tensor,
+    *,
+    eps: float,
+    update: LowRank | None = None,
+) -> Tensor:
     """RMS norm, then silu(gate) * up, [T, F]; the weight's first half is the gate's."""
-    return gate.definition(norm_linear.definition(x_TC, norm_C, weight_FC, eps=eps))
+    gate_up_TF = norm_linear.definition(x_TC, norm_C, weight_FC, eps=eps, update=update)
+    return gate.definition(gate_up_TF)
+
+
+def _updated(out_TE: Tensor, x_TI: Tensor, update: LowRank | None) -> Tensor:
+    """A product of x with what each row's slot adds; a row without one keeps its bits.
+
+    One product with A of all slots, zeros where a row does not use the slot, one product with B of
+    each part: as many, however many slots there are.
+    """
+    if update is None:
+        return out_TE
+    update.check(len(x_TI), x_TI.shape[1], out_TE.shape[1])
+    rows, parts = update.rows, len(update.parts)
+    low_TMSr = F.linear(x_TI, update.a_RI).unflatten(1, (parts, rows.count, update.rank))
+    low_TMQ = torch.where(rows.uses_TS[:, None, :, None], low_TMSr, 0).flatten(2)
+    outs, bs = out_TE.split(update.parts, dim=1), update.b_EQ.split(update.parts)
+    sums = map(torch.addmm, outs, low_TMQ.unbind(1), (b_EQ.T for b_EQ in bs))
+    return torch.where(rows.any_T1, torch.cat([*sums], dim=1), out_TE)
 
 
 @op(checked=False)

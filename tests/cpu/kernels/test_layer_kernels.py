@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from support import kernels as kernel_cases
 from support.kernels import DEVICE, EPS, check_as_exact, check_heads
 
+from sparrow.ops.kernels import heads as head_kernels
 from sparrow.ops.kernels import layers as kernels
 from sparrow.ops.kernels.layers import LinearLaunch
 from sparrow.ops.reference import layers, logprob
@@ -73,7 +74,7 @@ def test_the_rule_fits_every_model() -> None:
 def test_split_heads(normed: bool) -> None:
     for sizes in ((1, 4, 2, 32), (3, 12, 4, 64), (2, 5, 1, 128)):
         tensors, options = kernel_cases.heads(*sizes, normed, draw)
-        found = kernels.split_heads(*tensors, **options)
+        found = head_kernels.split_heads(*tensors, **options)
         check_heads(found, tensors, options, slack=1e-6)
 
 
@@ -96,7 +97,7 @@ def test_what_is_left_to_the_definitions() -> None:
 
     def can_split(size: int, dtype=torch.bfloat16, **options: bool) -> bool:
         qkv, angle = torch.ones(3, 4 * size, dtype=dtype, **options), torch.ones(3, size // 2)
-        return kernels.supports("split_heads", qkv, angle, angle, kv_heads=1, eps=EPS)
+        return head_kernels.supports("split_heads", qkv, angle, angle, kv_heads=1, eps=EPS)
 
     assert can_split(64)
     assert can_split(128, torch.float16)

@@ -17,7 +17,7 @@ from support.specs import TINY
 
 from sparrow import models
 from sparrow.models.attention import Packed
-from sparrow.models.lora import MODULES, Adapter, AdapterBank, MergedDecoder
+from sparrow.models.lora import FUSED, MODULES, Adapter, AdapterBank, MergedDecoder
 from sparrow.models.spec import ModelSpec
 
 CPU: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
@@ -140,6 +140,7 @@ def test_slots_are_replaced_and_dropped_in_place() -> None:
     assert lora is not None
     addresses = [t.data_ptr() for stacks in lora.stacks.values() for t in stacks]
 
+    assert all(lora.update(0, name).rank == 16 for name in FUSED)  # room for 8, whole blocks
     bank.put("adapter 1", mixed(model.spec))  # smaller: nothing of the first may stay behind
     torch.testing.assert_close(forward(model, lora), forward(model, mixed(model.spec)))
     bank.put("adapter 1", second)
@@ -152,7 +153,7 @@ def test_slots_are_replaced_and_dropped_in_place() -> None:
 
 
 def test_bank_refuses(spec: ModelSpec) -> None:
-    bank = AdapterBank(spec, 2, 4, torch.float32, "cpu")
+    bank, halves = (AdapterBank(spec, 2, 4, t, "cpu") for t in (torch.float32, torch.float16))
     broken = Adapter.random(spec, 4)
     broken.tensors()[f"base_model.model.{Q0}.lora_B.weight"][0, 0] = math.nan
     for field, call in (
@@ -161,6 +162,7 @@ def test_bank_refuses(spec: ModelSpec) -> None:
         ("rows", lambda: bank.rows(torch.tensor([0, 1]))),
         ("lora_B", lambda: bank.put("a", broken)),
         ("capacity", lambda: AdapterBank(spec, 0, 4, torch.float32, "cpu")),
+        ("lora_B.*float16", lambda: halves.put("a", Adapter.random(spec, 4, alpha=1e9))),
     ):
         with pytest.raises(ValueError, match=field):
             call()

@@ -1,7 +1,14 @@
 """Definitions of the dense parts: plain compositions, with gradients, for any strides."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
+from support.products import rows_are_independent
+from support.updates import make_update, update_of_weight
 
 from sparrow import ops
 
@@ -40,6 +47,80 @@ def test_gradients_of_the_products() -> None:
     torch.autograd.gradcheck(lambda *a: ops.norm_linear(*a, eps=EPS), (x, norm, weight, bias))
     torch.autograd.gradcheck(lambda *a: ops.norm_gated(*a, eps=EPS), (x, norm, weight))
     torch.autograd.gradcheck(ops.linear_add, (x, weight, residual))
+
+
+PARTS = {"norm_linear": (5, 1, 6), "norm_gated": (6, 6), "linear_add": (12,)}
+
+
+def product(op: str, slots: Sequence[int]) -> tuple[Any, ...]:
+    """A product of a weight and an update, and both of them: 8 inputs, 12 outputs."""
+    tokens, weight, norm = len(slots), draw(12, 8), draw(8)
+    update = make_update(draw, slots, count=3, rank=2, inputs=8, parts=PARTS[op])
+    x, residual, bias = draw(tokens, 8), draw(tokens, 12), draw(12)
+    if op == "linear_add":
+        return lambda w, u: ops.linear_add(x, w, residual, update=u), weight, update
+    others, run = (bias,) if op == "norm_linear" else (), partial(getattr(ops, op), eps=EPS)
+    return lambda w, u: run(x, norm, w, *others, update=u), weight, update
+
+
+@pytest.mark.parametrize("op", PARTS)
+def test_an_update_is_that_of_each_rows_slot(op: str) -> None:
+    slots = [2, 0, 3, 2, 0, 1]
+    call, weight, update = product(op, slots)
+    found, plain = call(weight, update), call(weight, None)
+    for row, slot in enumerate(slots):
+        wanted = call(weight + update_of_weight(update, slot), None)[row]
+        torch.testing.assert_close(found[row], wanted)
+        assert torch.equal(found[row], plain[row]) == (slot == 0)
+
+
+@pytest.mark.parametrize("op", PARTS)
+def test_nobody_uses_an_update(op: str) -> None:
+    call, weight, update = product(op, [0] * 5)
+    assert torch.equal(call(weight, update), call(weight, None))
+
+
+@pytest.mark.parametrize("op", PARTS)
+def test_a_row_does_not_know_the_slots_of_others(op: str) -> None:
+    """In fp32, bit for bit, as products do in general on such a CPU."""
+    if not rows_are_independent():
+        pytest.skip("this CPU's BLAS rounds products of few rows differently")
+    x, weight, residual = torch.randn(6, 8), torch.randn(12, 8), torch.randn(6, 12)
+    sizes = {"count": 3, "rank": 2, "inputs": 8}
+    update = make_update(torch.randn, [2, 0, 3, 2, 0, 1], parts=(12,), **sizes)
+    found = ops.linear_add(x, weight, residual, update=update)
+    for slots in ([2, 1, 1, 2, 3, 1], [2, 0, 0, 0, 0, 1]):
+        rows = ops.RowSlots(slots_T=torch.tensor(slots), count=3)
+        other = ops.linear_add(x, weight, residual, update=replace(update, rows=rows))
+        assert torch.equal(found[[0, 5]], other[[0, 5]])
+
+
+def test_gradients_of_updates() -> None:
+    call, weight, update = product("norm_gated", [1, 0, 2])
+
+    def of(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return call(weight, replace(update, a_RI=a, b_EQ=b))
+
+    leaves = (x.detach().requires_grad_() for x in (weight, update.a_RI, update.b_EQ))
+    torch.autograd.gradcheck(of, tuple(leaves))
+
+
+def test_updates_that_do_not_fit_are_refused_by_name() -> None:
+    call, weight, update = product("norm_linear", [1, 0, 2, 3])
+    wide = ops.RowSlots(slots_T=torch.tensor([1, 0, 2]), count=3)
+    odd = ops.RowSlots(slots_T=torch.tensor([1, 0, 2, 3]), count=5)
+    floats = ops.RowSlots(slots_T=torch.ones(4), count=3)
+    for name, changes in (
+        ("a_RI", {"a_RI": update.a_RI[:-1]}),
+        ("a_RI", {"a_RI": update.a_RI[:, :-1]}),
+        ("b_EQ", {"b_EQ": update.b_EQ[:-1]}),
+        ("b_EQ", {"rows": odd}),
+        ("parts", {"parts": (5, 1, 5)}),
+        ("slots_T", {"rows": wide}),
+        ("slots_T", {"rows": floats}),
+    ):
+        with pytest.raises(ValueError, match=name):
+            call(weight, replace(update, **changes))
 
 
 @pytest.mark.parametrize("with_norm", [False, True])
