@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "sparrow needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[dev,math,parquet,notebook,serve,client,ray,code,wasm]'
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[dev,math,parquet,notebook,serve,client,ray,code,wasm,envs]'
 	@touch $@
 
 demo: $(STAMP)  ## the whole idea in minutes on a CPU: calibrate, plan, train, one page

@@ -38,6 +38,15 @@ from sparrow.schema.bench import (
     TrainWork,
 )
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig, PromptsConfig
+from sparrow.schema.campaign import (
+    CAMPAIGN,
+    FRONT,
+    Campaign,
+    Candidate,
+    FlowLanguageConfig,
+    FlowLoopConfig,
+    FlowPublishConfig,
+)
 from sparrow.schema.common import (
     ChatConfig,
     DoctorConfig,
@@ -65,6 +74,7 @@ from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_folder import TrainResult
 from sparrow.schema.sampling import Completion, Completions, SamplingParams
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.sft import SftConfig, SftResult
 from sparrow.schema.simulation import SimulateConfig, SimulateResult
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig
@@ -74,7 +84,7 @@ if TYPE_CHECKING:
     from sparrow.calibration.planning.hardware import Hardware
     from sparrow.dataflow.evaluation import Answered
     from sparrow.dataflow.local.messages import Callbacks
-    from sparrow.dataflow.preview import Preview
+    from sparrow.dataflow.preview import PoliciesPreview, Preview
     from sparrow.dataflow.prompts import PromptSet
     from sparrow.dataflow.stopping import GracefulShutdown
     from sparrow.models import Decoder
@@ -211,6 +221,28 @@ def distill(
         loaded = load(config.model, dtype=config.dtype, device=config.device, report=report)
     source = _prompts(config, loaded, report)
     return fit(loaded, source, config, progress=progress, report=report)
+
+
+@configured(SftConfig)
+def sft(
+    config: SftConfig, *, progress: Progress | None = None, report: Report = silent
+) -> SftResult:
+    """Fine-tune a model on conversations, such as gold traces that RL then starts from.
+
+    A row has messages with roles and contents, or prompt and completion. What the assistant says is
+    learnt; token ids are those that a multi-turn episode would have. Written: `model`, a Hugging
+    Face folder, and sft.json with the losses. Interrupted, it resumes.
+
+    For example:
+
+      sparrow sft smollm2-135m traces.jsonl --epochs 2 --rate 2e-5 -o runs/warm
+      sparrow train --model runs/warm/model --rows rows.jsonl --reward math
+
+    Exit codes: 0 done, 2 invalid options, 130 stopped by Ctrl-C.
+    """
+    from sparrow.dataflow.sft import sft as fit
+
+    return fit(config, progress=progress, report=report)
 
 
 def _check_place(config: Any, loaded: "Decoder | None", automatic: str = "auto") -> None:
@@ -362,8 +394,8 @@ def train(
     Exit codes: 0 finished, 1 does not fit in memory (--dry-run), 2 invalid settings, 130 stopped by
     Ctrl-C, 3 by the gate, 4 by a loss that is not finite, 5 because no answer could be judged.
     """
+    from sparrow.dataflow.local.loop import open_training
     from sparrow.dataflow.local.loop import train as train_run
-    from sparrow.dataflow.local.run import open_run
     from sparrow.dataflow.stopping import GracefulShutdown, Stopped
 
     if loaded is not None and (loaded.source is None or loaded.edition):
@@ -376,7 +408,7 @@ def train(
         return TrainResult.read(folder.parent)
     with (
         GracefulShutdown() if takes_signals else nullcontext(stopping) as graceful,
-        open_run(config, callbacks=callbacks, report=report, stopping=graceful) as run,
+        open_training(config, callbacks=callbacks, report=report, stopping=graceful) as run,
     ):
         try:
             return TrainResult.read(train_run(run).parent)
@@ -388,11 +420,12 @@ def train(
 
 
 @configured(TrainConfig)
-def preview(config: TrainConfig) -> "Preview":
+def preview(config: TrainConfig) -> "Preview | PoliciesPreview":
     """Predict what a training run takes: memory, batch, schedule, time. Nothing is run."""
     from sparrow.dataflow.preview import preview as preview_run
+    from sparrow.dataflow.preview import preview_policies
 
-    return preview_run(config)
+    return preview_policies(config) if config.policies else preview_run(config)
 
 
 @configured(EvalConfig)
@@ -451,7 +484,7 @@ def evaluate(
             parts,
             load_language(model, puzzles, chat=chat),
             params,
-            model=config.model,
+            model=config.model + (f", policy {config.policy}" if config.policy else ""),
             decoding=decoding,
             left_out=left_out,
             on_answer=progress and (lambda: progress(next(counted), total, "answers")),
@@ -465,14 +498,16 @@ def evaluate(
 
 def _trained(config: EvalConfig, report: Report) -> "Decoder":
     """Load a model, or the policy of a checkpoint."""
-    from sparrow.dataflow.evaluation import load_policy
+    from sparrow.dataflow.evaluation import load_policy, policy_folder
     from sparrow.models import load
 
     place: Json = {"dtype": config.dtype, "device": config.device, "report": report}
+    run, policy = expanded(config.model), config.policy
     if config.checkpoint is not None:
-        return load_policy(expanded(config.model), config.checkpoint, **place)
-    model = load(config.model, **place)
-    report(f"{config.model} | {str(model.dtype).removeprefix('torch.')} on {model.device}")
+        return load_policy(run, config.checkpoint, policy=policy, **place)
+    source = config.model if policy is None else policy_folder(run, policy)
+    model = load(source, **place)
+    report(f"{source} | {str(model.dtype).removeprefix('torch.')} on {model.device}")
     return model
 
 
@@ -584,14 +619,14 @@ def puzzle(config: PuzzleConfig) -> Puzzle:
     For example:
 
       sparrow puzzle countdown --length 200 --gold 1
+      sparrow puzzle crafting-text-2 --gold 1
       sparrow puzzle countdown | sparrow generate -m tiny --sampling.temperature=1
 
     Exit codes: with --judge, 0 for a right answer, 1 for a wrong one.
     """
-    from sparrow.tasks import PUZZLES
+    from sparrow.tasks.choosing import find_puzzle
 
-    config.require(config.task in PUZZLES, "task", ", ".join(PUZZLES))
-    family: Any = PUZZLES[config.task]
+    family: Any = find_puzzle(config.task)
     row = family.row(config.seed, config.length)
     chain = None if config.gold is None else family.chain(row, config.gold)
     if config.judge is None:
@@ -662,15 +697,16 @@ def audit(config: AuditConfig) -> AuditResult:
 
     The ledger of prompts is checked in itself and against the other files of the run: metrics have
     a batch for every step and none beyond, batches have the right size, saved rollouts name the
-    prompts of their batch, and no token is older than the staleness allows. The files of the run
-    are only read, also while it runs.
+    prompts of their batch, and no token is older than the staleness allows. Where agents spawn
+    agents, also in a synchronous run, every agent of the saved trees ended once, within the limits.
+    The files of the run are only read, also while it runs.
 
     For example:
 
       sparrow audit runs/train/async
       sparrow audit runs/train/async --json --no-rollouts
 
-    Exit codes: 0 proven, 1 problems (a line for each), 2 not an asynchronous run, or damaged.
+    Exit codes: 0 proven, 1 problems (a line for each), 2 nothing to audit, or damaged.
     """
     from sparrow.dataflow.asynchronous.audit import audit as audit_run
 
@@ -835,15 +871,80 @@ def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Benchmark
 def flow_texts(config: FlowTextsConfig, *, report: Report = silent) -> Path:
     """Copy the ten texts that flows are scored on, for use on another machine.
 
-    Pass them there as --texts to `sparrow flow score` or `sparrow calibrate`.
+    Pass them there as --texts to `sparrow flow score` or `sparrow calibrate`; those of all splits
+    to `sparrow flow loop`.
 
     For example:
 
       sparrow flow texts texts
+      sparrow flow texts texts --all
     """
-    from sparrow.calibration.flows.texts import write
+    from sparrow.calibration.flows.texts import SPLITS, write
 
-    return write(config.out, report=report)
+    if not config.all:
+        return write(config.out, report)
+    for split in SPLITS:
+        write(config.out / split, report, split)
+    return config.out
+
+
+@configured(FlowLanguageConfig)
+def flow_language(config: FlowLanguageConfig) -> Json:
+    """Print the language of flows as JSON: operations, formats, what compiles, what it costs.
+
+    For programs that write flows. docs/flow-loop.md says how to use it.
+
+    For example:
+
+      sparrow flow language
+    """
+    from sparrow.calibration.flows.statement import statement
+
+    return statement()
+
+
+@configured(FlowLoopConfig)
+def flow_loop(
+    config: FlowLoopConfig, *, progress: Progress | None = None, report: Report = silent
+) -> Campaign:
+    """Search flows: propose, check, score, record, and validate the best.
+
+    By default formulas are drawn, changed and recombined; --proposer and --command put an agent in
+    their place. Proposals are Python code, which runs. Texts are split: candidates are compared on
+    those of the search, the best of them measured on others (validation), and published ones once
+    on held-out ones. It resumes, and goes on with more --candidates.
+
+    For example:
+
+      sparrow flow loop runs/campaign --candidates 20 -b 512
+      sparrow flow loop runs/tiny -m tiny --task assignments --tokens 400 -b 128
+      sparrow flow loop runs/agent --command "python my_agent.py" --minutes 30
+
+    Exit codes: 0 done, 2 invalid options or a proposer that failed, 130 stopped by Ctrl-C.
+    """
+    from sparrow.dataflow.campaign.loop import run_campaign
+    from sparrow.reporting.campaign import front_svg
+
+    result = run_campaign(config, progress=progress, report=report)
+    (config.out / FRONT).write_text(front_svg(result), encoding="utf-8")
+    return result
+
+
+@configured(FlowPublishConfig)
+def flow_publish(config: FlowPublishConfig, *, report: Report = silent) -> Candidate:
+    """Measure a candidate of a campaign on the held-out texts, which is done once.
+
+    For example:
+
+      sparrow flow publish runs/campaign 17
+    """
+    from sparrow.dataflow.campaign.loop import publish
+    from sparrow.reporting.campaign import front_svg
+
+    published = publish(config, report=report)
+    campaign = Campaign.load(config.out / CAMPAIGN)
+    (config.out / FRONT).write_text(front_svg(campaign), encoding="utf-8")
+    return published
 
 
 # Benchmarks of this machine.

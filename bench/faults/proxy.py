@@ -3,8 +3,9 @@
     python bench/faults/proxy.py 7001 127.0.0.1:7000 --delay-ms 150 --mbit 40
 
 Faults strike by chance, each with a rate for every 64 KiB that pass: the connection is cut, or
-stalls; a byte is changed; what a client sent on a connection is sent again later, on another one,
-whose answer is thrown away (a message that is duplicated and reordered). `Line.faults` counts them.
+stalls; a byte behind HTTP's head is changed (a damaged key is refused, as it must be); what a
+client sent on a connection is sent again later, on another one, whose answer is thrown away (a
+message that is duplicated and reordered). `Line.faults` counts them.
 """
 
 import argparse
@@ -108,8 +109,10 @@ class Proxy:
                 if line.strikes("cut"):
                     writer.transport.abort()
                     return
-                if line.strikes("corrupt"):
-                    place = line.random.randrange(len(data))
+                head, end, _ = data.partition(b"\r\n\r\n")
+                body = len(head) + len(end) if end else 0
+                if body < len(data) and line.strikes("corrupt"):
+                    place = line.random.randrange(body, len(data))
                     data = data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :]
                 if line.strikes("stall"):
                     await asyncio.sleep(line.stall_seconds)

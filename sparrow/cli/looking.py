@@ -1,7 +1,7 @@
 """`sparrow status` and `sparrow audit` on the terminal: a run as its files show it."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 from rich.console import Group, RenderableType
@@ -11,15 +11,18 @@ from rich.text import Text
 
 from sparrow import api
 from sparrow.cli.output import AsJson, alert, console, duration, measuring, plain, write_json
-from sparrow.cli.training_display import COLUMNS
+from sparrow.cli.training_display import COLUMNS, describe_policy
 from sparrow.schema.asynchronous import (
     AsyncStatus,
     AuditConfig,
     AuditResult,
+    PolicyStatus,
     RunStatus,
     StatusConfig,
+    StepAccuracy,
     WorkerStatus,
 )
+from sparrow.schema.run_folder import VERSION
 
 EVERY = 2.0  # seconds between two looks
 SHOWN = 5  # evaluations, and actions of the gate: the last ones
@@ -70,10 +73,6 @@ def _grid(lines: Iterable[tuple[str, str]]) -> Table:
 
 
 def _lines(found: RunStatus) -> Lines:
-    accuracy = [
-        f"{held.value:.2f} [{held.low:.2f}, {held.high:.2f}] after {held.step}"
-        for held in found.accuracy[-SHOWN:]
-    ]
     earlier = len(found.actions) - SHOWN
     actions = [f"step {act.step}: {act.kind}: {act.reason}" for act in found.actions[-SHOWN:]]
     actions += [f"and {earlier} before"] if earlier > 0 else []
@@ -82,7 +81,8 @@ def _lines(found: RunStatus) -> Lines:
     lines = [
         ("steps", _progress(found)),
         ("last step", _metrics(found.metrics)),
-        ("held-out accuracy", ", ".join(accuracy)),
+        ("held-out accuracy", _accuracy(found.accuracy)),
+        *(line for policy in found.policies for line in _policy(policy)),
         ("gate", "\n".join(actions) or "no action"),
         ("checkpoint", saved),
         ("last written", wrote),
@@ -98,6 +98,25 @@ def _progress(found: RunStatus) -> str:
     if found.seconds_left is not None:
         parts.append(f"{duration(found.seconds_left)} left")
     return ", ".join(parts)
+
+
+def _accuracy(measured: Sequence[StepAccuracy]) -> str:
+    last = measured[-SHOWN:]
+    return ", ".join(f"{h.value:.2f} [{h.low:.2f}, {h.high:.2f}] after {h.step}" for h in last)
+
+
+def _policy(policy: PolicyStatus) -> Lines:
+    """One of several policies: its clock, its last update, its accuracy."""
+    values = policy.metrics
+    if VERSION not in values:
+        return [(f"policy {policy.name}", "frozen")]
+    stale = values.get("staleness_mean")
+    where = describe_policy("", values).removeprefix(": ")
+    where += "" if stale is None else f", staleness {stale:.2f}"
+    own = {key: value for key, value in values.items() if not key.startswith("timing_s/")}
+    accuracy = _accuracy(policy.accuracy)
+    lines = [where, _metrics(own), f"held-out accuracy {accuracy}" if accuracy else ""]
+    return [(f"policy {policy.name}", "\n".join(line for line in lines if line))]
 
 
 def _metrics(values: Mapping[str, float | None]) -> str:
@@ -170,6 +189,7 @@ def _show_audit(result: AuditResult) -> None:
         ("open", f"{result.open}: under way, or not used yet"),
         ("waiting", f"{result.waiting}: to be dispatched again"),
         ("rollouts", f"of {result.compared} steps compared{oldest}"),
+        *([("trees of agents", str(result.trees))] if result.trees else []),
     ]
     console.print(_grid(lines), highlight=False)
     for note in result.notes:
@@ -177,5 +197,6 @@ def _show_audit(result: AuditResult) -> None:
     for problem in result.problems:
         console.print(f"[bold red]problem:[/] {plain(problem)}", markup=True, soft_wrap=True)
     if result.proven:
-        proven = "[bold green]proven[/]: every prompt ended once, or has not ended yet"
+        what = "prompt and every agent" if result.trees else "prompt"
+        proven = f"[bold green]proven[/]: every {what} ended once, or has not ended yet"
         console.print(proven, markup=True, highlight=False)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from sparrow import api
 from sparrow.calibration.tables import (
+    campaign_table,
     check_table,
     distill_tables,
     drafts_table,
@@ -43,6 +44,14 @@ from sparrow.cli.output import report as note
 from sparrow.files import printable
 from sparrow.schema.base import to_dict
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
+from sparrow.schema.campaign import (
+    CAMPAIGN,
+    FRONT,
+    Campaign,
+    FlowLanguageConfig,
+    FlowLoopConfig,
+    FlowPublishConfig,
+)
 from sparrow.schema.common import (
     DoctorConfig,
     FetchConfig,
@@ -56,6 +65,7 @@ from sparrow.schema.doctor import Advice, Examination
 from sparrow.schema.evaluation import Estimate, EvalConfig, Evaluation, Outcome
 from sparrow.schema.flow import FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
 from sparrow.schema.serve import ServeConfig
+from sparrow.schema.sft import SFT, SftConfig
 from sparrow.schema.simulation import SimulateConfig
 from sparrow.schema.surface import Surface
 
@@ -141,6 +151,21 @@ def distill(config: DistillConfig, *, json: AsJson = False) -> None:
     write(f"written: {', '.join(map(str, files))}")
     task = f"--task {config.task} --length {config.length}" if config.task else "..."
     command = f"sparrow calibrate {config.model} {task} --adapter {config.folder}"
+    console.print(Text(f"next: {command}", style="bold"), soft_wrap=True)
+
+
+def sft(config: SftConfig, *, json: AsJson = False) -> None:
+    with resumable(config.folder), counting(f"loading {config.model}") as progress:
+        result = api.sft(config, progress=progress, report=note)
+    if json:
+        write_json(result)
+        return
+    shown = min(5, max(1, len(result.losses) // 2))
+    ends = (result.losses[:shown], result.losses[-shown:])
+    first, last = (sum(part) / len(part) for part in ends)
+    write(f"loss {first:.3f} -> {last:.3f} in {len(result.losses)} steps; {result.rows} rows")
+    write(f"written: {result.model}, {config.folder / SFT}")
+    command = f"sparrow train --model {result.model} ..."
     console.print(Text(f"next: {command}", style="bold"), soft_wrap=True)
 
 
@@ -323,6 +348,24 @@ def flow_score(config: FlowScoreConfig, *, json: AsJson = False) -> None:
 
 def flow_texts(config: FlowTextsConfig) -> None:
     write(str(api.flow_texts(config, report=note)))
+
+
+def flow_language(config: FlowLanguageConfig) -> None:
+    write_json(api.flow_language(config))
+
+
+def flow_loop(config: FlowLoopConfig, *, json: AsJson = False) -> None:
+    with resumable(config.out), counting(f"loading {config.model}") as progress:
+        result = api.flow_loop(config, progress=progress, report=note)
+    _show_result(result, [campaign_table(result)], json)
+    note(f"written: {config.out / CAMPAIGN}, {config.out / FRONT}")
+
+
+def flow_publish(config: FlowPublishConfig, *, json: AsJson = False) -> None:
+    with measuring("measuring on the held-out texts"):
+        candidate = api.flow_publish(config, report=note)
+    campaign = Campaign.load(config.out / CAMPAIGN)
+    _show_result(candidate, [campaign_table(campaign)], json)
 
 
 def measured(name: str) -> Callable[..., None]:

@@ -27,7 +27,14 @@ from sparrow.schema.common import PushConfig, ReplayConfig
 from sparrow.schema.train import TrainConfig
 
 if TYPE_CHECKING:
-    from sparrow.dataflow.preview import LengthCase, Overlap, Preview
+    from sparrow.dataflow.preview import (
+        EngineMemory,
+        LengthCase,
+        Overlap,
+        PoliciesPreview,
+        PolicyPreview,
+        Preview,
+    )
     from sparrow.dataflow.stopping import GracefulShutdown
 
 GATED, DIVERGED, UNJUDGED = 3, 4, 5  # exit codes of a run that has not ended
@@ -97,14 +104,15 @@ def run_training(config: TrainConfig, stopping: "GracefulShutdown", *, brief: bo
     brief: without the header.
     """
     from sparrow.cli.training_display import Display
+    from sparrow.dataflow.local.loop import open_training
     from sparrow.dataflow.local.loop import train as train_run
     from sparrow.dataflow.local.messages import Diverged, EpisodeFailed, GateStop, Unjudged
-    from sparrow.dataflow.local.run import current_rank, open_run
+    from sparrow.dataflow.local.run import current_rank
     from sparrow.dataflow.stopping import Stopped
 
     quiet = bool(current_rank())  # of several ranks only the first prints
     with nullcontext() if quiet else notes.status("opening the run"):
-        run = open_run(config, stopping=stopping, report=None if quiet else report)
+        run = open_training(config, stopping=stopping, report=None if quiet else report)
     try:
         with run:
             run.callbacks = display = Display(
@@ -113,6 +121,7 @@ def run_training(config: TrainConfig, stopping: "GracefulShutdown", *, brief: bo
                 first=run.step,
                 header=() if brief else run.header(),
                 target=config.gate.target,
+                targets={name: config.policy(name).gate.target for name in config.policies},
             )
             with display:
                 return train_run(run)
@@ -197,10 +206,16 @@ def push(config: PushConfig) -> None:
 # `sparrow train --dry-run`.
 
 
-def show_preview(preview: "Preview", console: Console) -> None:
+def show_preview(preview: "Preview | PoliciesPreview", console: Console) -> None:
     """Print the prediction: what runs, memory, batch, schedule, time; then notes."""
+    from sparrow.dataflow.preview import Preview
+
     table = Table(title="dry run: nothing was started", show_header=False)
-    for section in preview_sections(preview):
+    if isinstance(preview, Preview):
+        sections = preview_sections(preview)
+    else:
+        sections = policy_sections(preview)
+    for section in sections:
         table.add_section()
         for name, text in section:
             table.add_row(name, text)
@@ -258,6 +273,47 @@ def preview_sections(preview: "Preview") -> list[Lines]:
         ],
         _time(preview),
     ]
+
+
+def policy_sections(preview: "PoliciesPreview") -> list[Lines]:
+    """A section for each policy, between what they share."""
+    shared, machine = preview.shared, preview.machine
+    engine = [] if shared is None else _own_engine("shared engine", shared, preview.adapters)
+    verdict = "fits" if preview.fits else "DOES NOT FIT"
+    return [
+        [*preview.words.items(), ("machine", f"{machine.name}, {_gib(machine.memory)}")],
+        *([engine] if engine else []),
+        *map(_policy, preview.policies),
+        [
+            ("held all the time", _gib(preview.held)),
+            ("at most", f"{_gib(preview.peak)}: {verdict}"),
+            ("rounds", f"{preview.steps}, of {preview.prompts * preview.samples} episodes"),
+            ("time of a round", f"not predicted: {preview.untimed}"),
+        ],
+    ]
+
+
+def _policy(policy: "PolicyPreview") -> Lines:
+    trainer, engine = policy.trainer, policy.engine
+    kept = ", ".join(f"{kept.kept:.0f} of {kept.length}" for kept in policy.kept)
+    lines = [(f"policy {policy.name}", policy.words["learns"])]
+    lines += [(f"  {name}", text) for name, text in policy.words.items() if name != "learns"]
+    lines += [("  tokens kept", kept)] if kept else []
+    if trainer is not None:
+        update = trainer.total - trainer.resident
+        lines += [
+            ("  weights that are its own", _gib(trainer.weights)),
+            ("  moments", _gib(trainer.moments)),
+            ("  gradients, copies, activations", f"{_gib(update)} while it learns"),
+        ]
+    return lines if engine is None else [*lines, *_own_engine("  engine", engine)]
+
+
+def _own_engine(name: str, engine: "EngineMemory", adapters: int = 0) -> Lines:
+    room = f"{engine.tokens} tokens of keys and values"
+    parts = f"weights {_gib(engine.weights)}, {room}"
+    parts += f", adapters {_gib(adapters)}" if adapters else ""
+    return [(name, f"{_gib(engine.total + adapters)}: {parts}")]
 
 
 def _time(preview: "Preview") -> Lines:

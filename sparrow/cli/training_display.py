@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sparrow.cli.output import progress_bar
+from sparrow.schema.run_folder import VERSION, by_policy
 
 Metrics = Mapping[str, float]
 
@@ -43,7 +44,8 @@ STEP = 6  # width of the step's number
 class Display:
     """Callbacks that show the steps from `first` to `steps` of a run while entered.
 
-    Steps count from 0, as in metrics.jsonl. header: printed once. target: of p05, for colours.
+    Steps count from 0, as in metrics.jsonl. header: printed once. target: of p05, for colours;
+    targets: those of several policies, which have a line each, by name.
     """
 
     def __init__(
@@ -54,9 +56,11 @@ class Display:
         first: int,
         header: Sequence[str],
         target: float | None = None,
+        targets: Mapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console, self._header, self._target = console, list(header), target
+        self._targets = targets or {}
         self._first, self._done = first, first
         self._clock, self._stepped = clock, clock()
         self._explained = False  # why p05 is not that of a bin
@@ -87,14 +91,27 @@ class Display:
         if self._done == self._first:
             titles = (f"{column.title:>{column.width}}" for column in COLUMNS)
             self._print(Text("  ".join(["step".rjust(STEP), *titles])))
-        cells = (Text(_cell(column, shown), self._style(column, shown)) for column in COLUMNS)
         number = int(metrics.get("step", self._done))  # of a run that began again: repeated
-        self._print(Text("  ").join([Text(f"{number:>{STEP}}"), *cells]))
-        if P05 not in shown and not self._explained:
-            self._explained = True
-            self._print(Text(_without_bins(shown), style="dim"))
+        learning = {name: own for name, own in by_policy(shown).items() if VERSION in own}
+        if not learning:
+            self._print_row(str(number), shown, self._target)
+        for place, (name, values) in enumerate(learning.items()):
+            begin = "" if place else str(number)
+            if values.get("steps") or not place:
+                target = self._targets.get(name, self._target)
+                self._print_row(begin, values, target, describe_policy(name, values))
+            else:
+                self._print(Text(f"{begin:>{STEP}}  {describe_policy(name, values)}", "dim"))
         self._done, self._stepped = self._done + 1, now
         self._bar.update(self._task, completed=number + 1)
+
+    def _print_row(self, begin: str, shown: Metrics, target: float | None, end: str = "") -> None:
+        cells = [Text(_cell(column, shown), _style(column, shown, target)) for column in COLUMNS]
+        parts = [Text(f"{begin:>{STEP}}"), *cells, *([Text(end)] if end else [])]
+        self._print(Text("  ").join(parts))
+        if P05 not in shown and not self._explained and shown.get("steps") != 0:
+            self._explained = True
+            self._print(Text(_without_bins(shown), style="dim"))
 
     def event(self, text: str, style: str = "") -> None:
         """Show a message: an action of the gate, a warning."""
@@ -104,14 +121,24 @@ class Display:
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
 
-    def _style(self, column: Column, metrics: Metrics) -> str:
-        value = metrics.get(column.metric)
-        target = self._target if column.metric == P05 else None
-        if value is None or (math.isfinite(value) and target is None):
-            return ""
-        if not math.isfinite(value) or (target is not None and value < target):
-            return "bold red"
-        return "yellow" if target is not None and value < target + NEAR else "green"
+
+def _style(column: Column, metrics: Metrics, target: float | None) -> str:
+    value = metrics.get(column.metric)
+    target = target if column.metric == P05 else None
+    if value is None or (math.isfinite(value) and target is None):
+        return ""
+    if not math.isfinite(value) or (target is not None and value < target):
+        return "bold red"
+    return "yellow" if target is not None and value < target + NEAR else "green"
+
+
+def describe_policy(name: str, values: Mapping[str, float | None]) -> str:
+    """Where one of several policies is."""
+    version, pending, steps = (values.get(key) or 0 for key in (VERSION, "pending", "steps"))
+    parts = [f"{name}: version {version:.0f}"]
+    parts += [f"{steps:.0f} updates"] if steps > 1 else []
+    parts += [f"{pending:.0f} groups pending"] if pending else []
+    return ", ".join(parts)
 
 
 def _without_bins(metrics: Metrics) -> str:

@@ -38,7 +38,7 @@ GROUPS = {
 PANELS = {
     "Start here": ("demo", "doctor"),
     "From a model to a trained model": (
-        *("fetch", "calibrate", "plan", "distill", "train", "eval"),
+        *("fetch", "calibrate", "plan", "distill", "sft", "train", "eval"),
         *("report", "push"),
     ),
     "Look closer": (
@@ -127,10 +127,12 @@ class Verbs(Mapping[str, Verb]):
 
 VERBS = Verbs(
     *("demo", show.doctor, show.fetch, show.calibrate, show.plan, show.distill),
+    show.sft,
     *(train, show.evaluate, show.report, push),
     *(show.generate, show.serve, worker, show.puzzle, show.presets, status, audit, replay),
     show.simulate,
-    *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts, "study"),
+    *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts),
+    *(show.flow_language, show.flow_loop, show.flow_publish, "study"),
     *map(show.measured, ("bench_attention", "bench_decode", "bench_exact")),
     *map(show.measured, ("bench_rollout", "bench_train", "bench_trace")),
     "warmup",

@@ -17,7 +17,7 @@ nothing of what happens inside, so tools and multi-turn agents need no other loo
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -26,12 +26,13 @@ from sparrow.dataflow.backend import Sampler
 from sparrow.dataflow.language import Language
 from sparrow.engine.answer import ResolvedDecoding
 from sparrow.functions import resolve
+from sparrow.schema.agents import AgentsConfig
 from sparrow.schema.base import Float32Matrix, Int32Array
-from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
+from sparrow.schema.episode import NOT_SAMPLED, Group, Trajectory, Turn
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams, SpeculationStats
 from sparrow.tasks.base import Example, Judge, Message, Verdict, keyed_random
 from sparrow.tasks.judging import parse_verdict
-from sparrow.training.objectives.advantages import overlong_penalty
+from sparrow.training.objectives.advantages import informative, overlong_penalty
 from sparrow.training.objectives.algorithms import Algorithm
 
 
@@ -53,6 +54,9 @@ class Actor:
     watched: int = 0
     key: tuple[Any, ...] = ()
     greedy: bool = False
+    policy: int = 0  # its number, of several
+    vocabulary: int = 0  # number of the first policy whose token ids have the same meaning
+    agents: AgentsConfig = field(default_factory=AgentsConfig)  # limits of trees of agents
 
     def encode(self, example: Example) -> list[int]:
         """Encode the prompt of a row: where the model has a chat template, a new chat."""
@@ -127,7 +131,8 @@ class Actor:
                 if count > 0
             )
         )
-        return [completion for part in parts for completion in part]
+        found = [completion for part in parts for completion in part]
+        return [completion.model_copy(update={"policy": self.policy}) for completion in found]
 
     def _params(self, count: int, limit: int, call: tuple[int, int, bool]) -> SamplingParams:
         seed = keyed_random("answers", *self.key, *call).getrandbits(62)
@@ -171,14 +176,23 @@ class Conversation:
         self.ids += self.actor.encode_text(text)
         return self
 
-    async def reply(self, max_tokens: int | None = None) -> str:
-        """Sample the next answer and return its text."""
-        (reply,) = await self.actor.generate(
+    async def reply(self, max_tokens: int | None = None, *, actor: Actor | None = None) -> str:
+        """Sample the next answer and return its text.
+
+        actor: another policy, which goes on with the same tokens; None: the conversation's own.
+        """
+        actor = actor or self.actor
+        if actor.vocabulary != self.actor.vocabulary:
+            raise ValueError(
+                "another policy with another tokenizer cannot go on with these token ids: give "
+                "its own conversation the text (conversation.add_text)"
+            )
+        (reply,) = await actor.generate(
             self.ids,
             max_tokens=max_tokens,
             turn=len(self.replies),
             sample=self.sample,
-            watched=int(self.sample < self.actor.watched),
+            watched=int(self.sample < actor.watched),
         )
         self.replies.append(reply)
         self.ids = [*reply.prompt_ids.tolist(), *reply.token_ids.tolist()]
@@ -191,10 +205,14 @@ class Conversation:
         """
         if not self.replies:
             raise ValueError(f"{self.example.id}: a conversation without a reply is no trajectory")
-        return build_trajectory(self.example.id, self.replies, parse_verdict(verdict), self.text)
+        verdict = parse_verdict(verdict)
+        whole = build_trajectory(self.example.id, self.replies, verdict, self.text)
+        return whole.replace(node=(self.sample,))
 
 
 Episode = Callable[[Actor, Example], Awaitable[list[Trajectory]]]
+# Of a run with several policies, by name: `async def episode(actors, example)`.
+TeamEpisode = Callable[[Mapping[str, Actor], Example], Awaitable[list[Trajectory]]]
 
 
 async def single_turn(actor: Actor, example: Example) -> list[Trajectory]:
@@ -224,19 +242,22 @@ def build_trajectory(
     ]
 
     def spread(name: str, filler: float, dtype: type) -> Any:
+        """A value of every answer, or of every token of it, in the place of its tokens."""
         values: Any = np.full(len(ids), filler, dtype)
         for span, answer in zip(spans, answers, strict=True):
             values[span] = getattr(answer, name)
         return values
 
     sampled = spread("weight_versions", NOT_SAMPLED, np.int32)
+    states = _joined_states(answers)
+    shared = len({answer.policy for answer in answers}) > 1
     return Trajectory(
         prompt_id=prompt_id,
         ids=ids,
         loss_mask=sampled >= 0,
         rollout_logprob=spread("logprobs", 0, np.float32),
         weight_version=sampled,
-        policy_id=np.where(sampled >= 0, 0, NOT_SAMPLED).astype(np.int16),
+        policy_id=spread("policy", NOT_SAMPLED, np.int16),
         turns=_turns(spans),
         reward=verdict.score,
         acc=verdict.acc,
@@ -246,7 +267,8 @@ def build_trajectory(
         kept=None if any(a.kept is None for a in answers) else spread("kept", 1, np.float32),
         attention=answers[0].attention,
         speculation=_joined_speculation(answers),
-        hidden=_joined_states(answers),
+        hidden=None if shared else states.get(answers[0].policy),
+        hidden_of=states if shared else {},
     )
 
 
@@ -281,10 +303,13 @@ def _turns(spans: Sequence[slice]) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-def _joined_states(answers: Sequence[Completion]) -> Float32Matrix | None:
-    """Return the hidden states of all sampled tokens; None unless every answer has them."""
-    states = [answer.hidden for answer in answers if answer.hidden is not None]
-    return np.concatenate(states) if len(states) == len(answers) else None
+def _joined_states(answers: Sequence[Completion]) -> dict[int, Float32Matrix]:
+    """The hidden states of all tokens of a policy, if each of its answers has them."""
+    parts: dict[int, list[Float32Matrix | None]] = {}
+    for answer in answers:
+        parts.setdefault(answer.policy, []).append(answer.hidden)
+    known = {policy: [s for s in states if s is not None] for policy, states in parts.items()}
+    return {n: np.concatenate(s) for n, s in known.items() if len(s) == len(parts[n])}
 
 
 def shaped_reward(trajectory: Trajectory, algorithm: Algorithm, limit: int) -> float:
@@ -294,6 +319,12 @@ def shaped_reward(trajectory: Trajectory, algorithm: Algorithm, limit: int) -> f
         return trajectory.reward
     tokens = int((trajectory.weight_version >= 0).sum())
     return trajectory.reward + overlong_penalty(tokens, limit=limit, cushion=algorithm.overlong)
+
+
+def is_informative(group: Group) -> bool:
+    """Whether some answers that are compared are right and others wrong, for dynamic sampling."""
+    accs = [trajectory.acc or 0 for trajectory in group.trajectories]
+    return any(informative([accs[n] for n in numbers]) for numbers in group.subgroups())
 
 
 def load_episode(path: str | None) -> Episode:

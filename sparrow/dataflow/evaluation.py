@@ -29,8 +29,10 @@ from sparrow.files import expanded
 from sparrow.models import Decoder, load
 from sparrow.models.actor import load_actor
 from sparrow.models.lora import Adapter
+from sparrow.models.sources import policy_folders
 from sparrow.schema.code import LIMITS, CodeConfig
 from sparrow.schema.common import AttentionConfig, DecodingConfig
+from sparrow.schema.episode import Group
 from sparrow.schema.evaluation import (
     FILE_TOKENS,
     ROWS,
@@ -230,9 +232,10 @@ def _limited(run: CodeConfig, here: CodeConfig) -> CodeConfig:
 
 
 def find_run(model: str) -> TrainConfig | None:
-    """Return the settings of a run by its folder or by the model in it; None: of no run."""
+    """Return the settings of a run by its folder or by a model in it; None: of no run."""
     folder = expanded(model)
-    folder = folder.parent if folder.name == MODEL else folder
+    if MODEL in (folder.name, folder.parent.name):  # of one of several policies: model/NAME
+        folder = folder.parent if folder.name == MODEL else folder.parents[1]
     return read_resolved(TrainConfig, folder) if (folder / RESOLVED).is_file() else None
 
 
@@ -253,9 +256,18 @@ def _open(
 
 
 def load_policy(
-    run: Path, checkpoint: int | str, *, dtype: str, device: str, report: Report | None = None
+    run: Path,
+    checkpoint: int | str,
+    *,
+    policy: str | None = None,
+    dtype: str,
+    device: str,
+    report: Report | None = None,
 ) -> Decoder:
-    """Load the policy of a run from a checkpoint, a step or latest, also while it runs."""
+    """Load the policy of a run from a checkpoint, a step or latest, also while it runs.
+
+    policy: its name in a run of several.
+    """
     if not (run / CHECKPOINTS).is_dir():
         raise ValueError(f"{run}: expected the folder of a run with checkpoints; this has none")
     checkpoints = Checkpoints(run / CHECKPOINTS, 1)
@@ -263,10 +275,15 @@ def load_policy(
     if step is None:
         raise ValueError(f"{run} has no complete checkpoint yet")
     state = checkpoints.load(step)
-    name = read_resolved(TrainConfig, run).model.name
+    config = read_resolved(TrainConfig, run)
+    learning = [name for name, own in config.policies.items() if not own.frozen]
+    if policy is not None or learning:
+        check_policy(run, policy, learning)
+    name = (config if policy is None else config.policy(policy)).model.name
     model = load(name, dtype=dtype, device=device, report=report)
     try:
-        weights, scaling = state["learner"]["weights"], state["learner"].get("lora")
+        own = (state if policy is None else state["policies"][policy])["learner"]
+        weights, scaling = own["weights"], own.get("lora")
         if scaling is None:
             model.load_state_dict(weights)
         else:
@@ -277,6 +294,21 @@ def load_policy(
     if report is not None:
         report(f"{run}: weights after step {step}")
     return model
+
+
+def check_policy(run: Path, policy: str | None, learning: Sequence[str]) -> None:
+    """Refuse a name that is none of the policies of a run which learn."""
+    if policy not in learning:
+        several = f"several policies: {', '.join(learning)}; give one of them as --policy"
+        none = "no models that --policy chooses from, or has not ended (then --checkpoint latest)"
+        raise ValueError(f"{run} has {several if learning else none}")
+
+
+def policy_folder(run: Path, policy: str | None) -> Path:
+    """The model of one of several policies of a run that has ended."""
+    folders = {folder.name: folder for folder in policy_folders(run)}
+    check_policy(run, policy, list(folders))
+    return folders[str(policy)]
 
 
 def open_engine(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, ResolvedDecoding]:
@@ -414,32 +446,63 @@ def summarise(
     source: str, length: int | None, answers: Sequence[Answered], skipped: Sequence[str] = ()
 ) -> EvaluationCell:
     """Summarise judged answers, of which those to one row follow each other."""
-    by_row: dict[str, list[float]] = {}
-    for answer in answers:
-        by_row.setdefault(answer.example.id, []).append(answer.verdict.acc)
-    accs = [np.array(row) for row in by_row.values()]
-    correct, sampled = [int((row >= 1).sum()) for row in accs], [len(row) for row in accs]
     completions = [answer.completion for answer in answers]
-    lengths = [len(completion.token_ids) for completion in completions]
     entropies = [c.entropies for c in completions if c.entropies is not None]
     verdicts = [answer.verdict for answer in answers]
-    reasons = Counter(verdict.reason for verdict in verdicts).most_common()
     faults = [verdict.reason for verdict in verdicts if isinstance(verdict, FailedVerdict)]
-    return EvaluationCell(
+    return _cell(
+        [(answer.example.id, answer.verdict.acc) for answer in answers],
+        [len(completion.token_ids) for completion in completions],
+        [answer.outcome for answer in answers],
+        [verdict.reason for verdict in verdicts],
         source=source,
         length=length,
-        rows=len(accs),
+        entropy=float(np.concatenate(entropies).mean()) if sum(map(len, entropies)) else None,
+        skipped=tuple(skipped),
+        failed=len(faults),
+        fault=faults[0] if faults else "",
+    )
+
+
+def summarise_plays(source: str, length: int | None, groups: Sequence[Group]) -> EvaluationCell:
+    """Summarise plays of an episode: the accuracy of their first trajectories, tokens of all."""
+    plays = [(group.prompt_id, play) for group in groups for play in group.plays()]
+    first = [play[0] for _, play in plays]
+    return _cell(
+        [(row, one.acc or 0.0) for (row, _), one in zip(plays, first, strict=True)],
+        [sum(int(one.loss_mask.sum()) for one in play) for _, play in plays],
+        [outcome(one.acc or 0.0, one.truncated) for one in first],
+        [one.note or "" for one in first],
+        source=source,
+        length=length,
+        entropy=None,
+        skipped=(),
+    )
+
+
+def _cell(
+    accs: Sequence[tuple[str, float]],
+    lengths: Sequence[int],
+    outcomes: Sequence[Outcome],
+    reasons: Sequence[str],
+    **known: Any,
+) -> EvaluationCell:
+    """A cell of answers, by row: accuracies, tokens, outcomes and the reasons of verdicts."""
+    by_row: dict[str, list[float]] = {}
+    for row, acc in accs:
+        by_row.setdefault(row, []).append(acc)
+    rows = [np.array(row) for row in by_row.values()]
+    correct, sampled = [int((row >= 1).sum()) for row in rows], [len(row) for row in rows]
+    counts = Counter(reasons).most_common()
+    return EvaluationCell(
+        rows=len(rows),
         samples=min(sampled),
-        mean=mean_at_k(accs),
+        mean=mean_at_k(rows),
         passes=tuple(
             PassAt(k=k, estimate=pass_at_k(correct, sampled, k)) for k in attempts(min(sampled))
         ),
         tokens=float(np.mean(lengths)),
         median=float(np.median(lengths)),
-        entropy=float(np.concatenate(entropies).mean()) if sum(map(len, entropies)) else None,
-        **outcome_shares([answer.outcome for answer in answers]),
-        reasons=tuple(Reason(text=text, count=count) for text, count in reasons),
-        skipped=tuple(skipped),
-        failed=len(faults),
-        fault=faults[0] if faults else "",
+        reasons=tuple(Reason(text=text, count=count) for text, count in counts),
+        **outcome_shares(outcomes) | known,
     )

@@ -1,6 +1,6 @@
 """The language of a model: that of its tokenizer, or the words of the puzzles."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparrow.engine.language import Language as Language
@@ -31,6 +31,13 @@ def load_language(
     if puzzles and model.spec.vocabulary == len(WORDS):
         return Language(_PuzzleTokenizer(), PUZZLE_LANGUAGE.model, chat or ChatConfig())
     return Language.load(model, chat)
+
+
+def vocabulary(language: Language) -> Mapping[str, int]:
+    """Token ids by token."""
+    return (
+        IDS if isinstance(language.tokenizer, _PuzzleTokenizer) else language.tokenizer.get_vocab()
+    )
 
 
 def speaks_puzzles(model: Decoder) -> bool:

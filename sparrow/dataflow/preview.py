@@ -14,7 +14,7 @@ same time, and a step takes as long as the longer of the two.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -36,7 +36,7 @@ from sparrow.models.checkpoint import pick_dtype
 from sparrow.models.fetch import fetched
 from sparrow.models.fetch import known as fetchable
 from sparrow.models.lora import CONFIG as ADAPTER_CONFIG
-from sparrow.models.lora import PeftConfig, module_sizes
+from sparrow.models.lora import PeftConfig, bank_size, module_sizes
 from sparrow.models.sources import locate, shipped, split_revision
 from sparrow.models.spec import CONFIG, SHAPES, ModelSpec, read_json, spec_from_hf
 from sparrow.schema.base import Record
@@ -49,7 +49,7 @@ from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import WORDS
 from sparrow.tasks.choosing import CODE, find_task, open_rows
 from sparrow.training.batching import micro_batches
-from sparrow.training.costs import BACKWARD, TrainerMemory, forward_flops, trainer_memory
+from sparrow.training.costs import BACKWARD, WIDE, TrainerMemory, forward_flops, trainer_memory
 from sparrow.training.objectives.algorithms import make_algorithm
 
 ABSENT = "h200"  # the machine assumed for a GPU run where there is no GPU
@@ -182,6 +182,8 @@ class Preview(Record):
 
 def preview(config: TrainConfig) -> Preview:
     """Predict a run; ValueError if cheap checks show that it cannot run."""
+    if config.policies:
+        raise ValueError("policies: predicted by preview_policies")
     return _Planner(config).plan()
 
 
@@ -216,6 +218,7 @@ class _Planner:
         self.context = room + self.rollout.max_tokens  # the most that fits
         counted = self._longest_prompt()
         self.counted, self.prompt = counted is not None, min(counted or ASSUMED_PROMPT, room)
+        self.longest = self.prompt + self.rollout.max_tokens if self.counted else self.context
         self.sequences = self.rollout.prompts * self.rollout.samples
         most = max(LEAST_SAMPLE, min(MOST_SAMPLE, SAMPLE_TOKENS // self.rollout.max_tokens))
         self.sample = min(self.sequences, most)  # simulated in place of all
@@ -233,9 +236,9 @@ class _Planner:
 
     def plan(self) -> Preview:
         config, schedule = self.config, self.schedule
-        longest = self.prompt + self.rollout.max_tokens if self.counted else self.context
-        trainer = self._trainer(longest)
-        engine = None if self.rollout.url else self._engine(trainer)
+        longest = self.longest
+        trainer = self.trainer()
+        engine = None if self.rollout.url else self.engine(trainer)
         untimed = self._untimed(engine)
         hardware = None if untimed else Hardware.load(str(self.machine.hardware))
         words = describe_run(config, self.decoding, config.data.rows or str(config.data.task))
@@ -257,18 +260,20 @@ class _Planner:
             longest=longest,
             updates=config.batch.updates,
             steps=config.run.steps,
-            kept=() if schedule is None else self._kept(schedule),
+            kept=self.kept(),
             cases=tuple(self._case(*case, engine, hardware) for case in self._lengths()),
             untimed=untimed,
             notes=(
                 *schedule_notes(schedule, config.model.name, self.context),
-                *self._notes(),
+                *self.notes(),
                 *(self._time_notes(engine, hardware) if engine and hardware else ()),
             ),
         )
 
-    def _kept(self, schedule: Schedule) -> tuple[Kept, ...]:
+    def kept(self) -> tuple[Kept, ...]:
         """Budgets at lengths that occur in decoding: from the prompt to the longest answer."""
+        if (schedule := self.schedule) is None:
+            return ()
         ends = self.prompt, self.prompt + self.rollout.max_tokens
         lengths = np.linspace(*ends, LENGTHS + 1)[1:].round().astype(np.int64)
         heads = self.spec.kv_heads
@@ -282,8 +287,9 @@ class _Planner:
 
     # Memory.
 
-    def _trainer(self, longest: int) -> TrainerMemory:
+    def trainer(self) -> TrainerMemory:
         """Trainer memory for the largest micro-batch: full, or a single longer sequence."""
+        longest = self.longest
         batch, worst = self.config.batch, self.sequences * (self.prompt + self.rollout.max_tokens)
         memory = trainer_memory(
             self.spec,
@@ -292,21 +298,24 @@ class _Planner:
             item=self.dtype.itemsize,
             recompute=batch.recompute,
             gpu=self.on_gpu,
-            lora=self._lora(),
+            lora=self.lora_size(),
         )
         reference = 0 if self.reference is None else self.reference.parameters()
         return memory.replace(reference=self.dtype.itemsize * reference)
 
-    def _lora(self) -> int:
-        """Numbers of the adapter that is trained; 0: there is none."""
+    def lora_rank(self) -> int:
+        """The rank of the adapter; 0: there is none."""
         lora = self.config.model.lora
-        rank = (
+        return (
             lora.rank if lora.adapter is None else PeftConfig.read(lora.adapter / ADAPTER_CONFIG).r
         )
-        sizes = module_sizes(self.spec)
-        return self.spec.layers * rank * sum(sum(sizes[module]) for module in lora.targets)
 
-    def _engine(self, trainer: TrainerMemory) -> EngineMemory:
+    def lora_size(self) -> int:
+        """Numbers of the adapter that is trained; 0: there is none."""
+        sizes, targets = module_sizes(self.spec), self.config.model.lora.targets
+        return self.spec.layers * self.lora_rank() * sum(sum(sizes[name]) for name in targets)
+
+    def engine(self, trainer: TrainerMemory) -> EngineMemory:
         """Engine memory: `rollout.kv_gib`, or what is left, as the engine itself would plan."""
         spec, rollout, memory = self.spec, self.rollout, self.machine.memory
         fields = ops.kv_fields(PAGE, spec.head_size, self.dtype)
@@ -410,7 +419,7 @@ class _Planner:
 
     # Assumptions.
 
-    def _notes(self) -> list[str]:
+    def notes(self) -> list[str]:
         notes, rollout, file = [], self.rollout, self.config.data.rows or ""
         if not self.machine.here:
             notes.append(f"no GPU here: predicted for {self.machine.name}")
@@ -460,6 +469,133 @@ class _Planner:
             f"{devices}: where lengths differ, a small staleness hides less (sparrow simulate)",
             *(["replayed, aborted and filtered groups are not counted"] if uncounted else []),
         ]
+
+
+# Several policies.
+
+
+class PolicyPreview(Record):
+    """One of several policies: how it samples and learns, and its memory."""
+
+    name: str
+    words: dict[str, str]
+    parameters: int
+    kept: tuple[Kept, ...]  # empty if it samples densely
+    trainer: TrainerMemory | None  # None: frozen
+    engine: EngineMemory | None  # of its own; None: it is requests of the shared one
+    merged: int = 0  # bytes of its weights with its adapter in them, written at the end
+
+
+class PoliciesPreview(Record):
+    """The prediction for a run of several policies: memory and work, no times."""
+
+    words: dict[str, str]
+    machine: TargetMachine
+    policies: tuple[PolicyPreview, ...]
+    shared: EngineMemory | None  # of policies over the weights of model.name
+    adapters: int  # bytes of theirs in the shared engine
+    prompts: int  # of a round
+    samples: int  # of a prompt
+    longest: int  # tokens of a sequence, at most
+    steps: int  # rounds
+    untimed: str  # why there is no time
+    notes: tuple[str, ...]
+    at_once: bool = False  # policies learn at the same time, each in a process of its own
+
+    @property
+    def engines(self) -> list[EngineMemory]:
+        own = [policy.engine for policy in self.policies]
+        return [engine for engine in (self.shared, *own) if engine is not None]
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held all the time: engines, which never sleep, and what is learnt."""
+        trainers = [policy.trainer for policy in self.policies if policy.trainer is not None]
+        engines = sum(engine.total for engine in self.engines)
+        return engines + self.adapters + sum(trainer.resident for trainer in trainers)
+
+    @property
+    def peak(self) -> int:
+        """Policies learn one after the other, or at once; their models are written at the end."""
+        trainers = [policy.trainer for policy in self.policies if policy.trainer is not None]
+        updates = [trainer.total - trainer.resident for trainer in trainers]
+        update = sum(updates) if self.at_once else max(updates)
+        return self.held + max(update, sum(policy.merged for policy in self.policies))
+
+    @property
+    def fits(self) -> bool:
+        room = all(engine.tokens >= engine.context for engine in self.engines)
+        return room and self.peak <= self.machine.memory
+
+
+def preview_policies(config: TrainConfig) -> PoliciesPreview:
+    """Predict a run of several policies; ValueError if cheap checks show that it cannot run."""
+    planners = {name: _Planner(config.policy(name)) for name in config.policies}
+    first = next(iter(planners.values()))
+    if first.on_gpu and config.rollout.kv_gib is None:
+        raise ValueError("rollout.kv_gib: set it with policies on a GPU: several share its memory")
+    sharing = [planners[name] for name, own in config.policies.items() if own.shares_engine]
+    rows, rollout = config.data.rows or str(config.data.task), config.rollout
+    batch = f"{rollout.prompts} prompts x {rollout.samples} episodes <= {rollout.max_tokens} tokens"
+    notes = [note for planner in planners.values() for note in planner.notes()]
+    return PoliciesPreview(
+        words={"episode": str(rollout.episode), "data": f"{rows} | {batch} a round"},
+        machine=first.machine,
+        policies=tuple(_policy_preview(config, *item) for item in planners.items()),
+        shared=_shared_engine(sharing) if sharing else None,
+        adapters=_adapter_bytes(sharing),
+        prompts=rollout.prompts,
+        samples=rollout.samples,
+        longest=max(planner.longest for planner in planners.values()),
+        steps=config.run.steps,
+        untimed="the episode decides how much each policy samples",
+        notes=tuple(dict.fromkeys(notes)),
+        at_once=config.run.loop == "async",
+    )
+
+
+def _policy_preview(config: TrainConfig, name: str, planner: _Planner) -> PolicyPreview:
+    own, size = config.policies[name], planner.spec.parameters()
+    trainer, lora = planner.trainer(), planner.lora_size()
+    engine = None if own.shares_engine else planner.engine(trainer)
+    merged = 0
+    if own.shares_engine and lora:
+        merged = planner.dtype.itemsize * size
+        # The weights beside its adapter are the engine's, unless it learns in another process.
+        beside = merged if config.run.loop == "async" else 0
+        trainer = trainer.replace(weights=WIDE * lora + beside)
+    view = planner.config
+    words = describe_run(view, planner.decoding, "")
+    team = f", team {own.team:g}" if own.team else ""
+    learns = f"{words['algorithm']}, every {view.rollout.prompts} groups{team}"
+    return PolicyPreview(
+        name=name,
+        words={
+            "weights": words["model"] + (" (shared engine)" if own.shares_engine else ""),
+            "rollout": words["rollout"],
+            **({} if own.frozen else {"gate": words["gate"]}),
+            "learns": "never: frozen" if own.frozen else learns,
+        },
+        parameters=size,
+        kept=planner.kept(),
+        trainer=None if own.frozen else trainer,
+        engine=engine,
+        merged=0 if own.frozen else merged,
+    )
+
+
+def _shared_engine(sharing: Sequence[_Planner]) -> EngineMemory:
+    """One engine for all of them; pages have the fields of the flow of those that are sparse."""
+    planner = max(sharing, key=lambda planner: planner.field_bytes)
+    return planner.engine(planner.trainer())
+
+
+def _adapter_bytes(sharing: Sequence[_Planner]) -> int:
+    """Bytes of a bank that has room for all adapters."""
+    ranks = [planner.lora_rank() for planner in sharing if planner.config.model.lora.on]
+    if not ranks:
+        return 0
+    return sharing[0].dtype.itemsize * bank_size(sharing[0].spec, len(ranks), max(ranks))
 
 
 # The shape of the model and the machine.

@@ -9,10 +9,11 @@ from typing import Any
 
 from sparrow import __version__
 from sparrow.dataflow.checkpoints import Checkpoints
-from sparrow.dataflow.evaluation import load_policy
+from sparrow.dataflow.evaluation import load_policy, policy_folder
 from sparrow.dataflow.run_files import CHECKPOINTS
 from sparrow.files import has_sums, read_sums, verify
 from sparrow.models import save
+from sparrow.models.sources import policy_folders
 from sparrow.models.spec import CONFIG
 from sparrow.schema.common import PushConfig
 from sparrow.schema.run_folder import METRICS, MODEL, RunFolder, read_run
@@ -34,8 +35,8 @@ def push(config: PushConfig, *, report: Report) -> str:
         raise ValueError(
             "no Hugging Face token: run `hf auth login`, or set HF_TOKEN, with one that may write"
         )
-    with model_files(config.run, config.step, report) as files:
-        card = model_card(config.run, config.repository, config.step)
+    with model_files(config.run, config.step, report, policy=config.policy) as files:
+        card = model_card(config.run, config.repository, config.step, policy=config.policy)
         uploads: dict[str, Any] = {file.name: file for file in files} | {CARD: card.encode()}
         report(f"uploading {len(uploads)} files to {config.repository}")
         operations = [CommitOperationAdd(*upload) for upload in uploads.items()]
@@ -52,13 +53,18 @@ def push(config: PushConfig, *, report: Report) -> str:
 
 
 @contextmanager
-def model_files(folder: Path, step: int | None, report: Report) -> Iterator[list[Path]]:
-    """Yield the files of a model folder, of the model of a run, or of a checkpoint."""
+def model_files(
+    folder: Path, step: int | None, report: Report, *, policy: str | None = None
+) -> Iterator[list[Path]]:
+    """Yield the files of a model folder, of a model of a run, or of a checkpoint."""
     with TemporaryDirectory() as scratch:
         model = folder if (folder / CONFIG).is_file() else folder / MODEL
         if step is not None:
-            policy = load_policy(folder, step, dtype="float32", device="cpu", report=report)
-            model = save(policy, Path(scratch) / MODEL)
+            place: dict[str, Any] = {"dtype": "float32", "device": "cpu", "report": report}
+            trained = load_policy(folder, step, policy=policy, **place)
+            model = save(trained, Path(scratch) / MODEL)
+        elif policy is not None or policy_folders(folder):
+            model = policy_folder(folder, policy)
         elif not (model / CONFIG).is_file():
             steps = ", ".join(map(str, Checkpoints(folder / CHECKPOINTS, 1).steps())) or "none"
             raise ValueError(
@@ -73,9 +79,12 @@ def model_files(folder: Path, step: int | None, report: Report) -> Iterator[list
 # The card. It names no path of this machine: models and rows by their last part.
 
 
-def model_card(folder: Path, repository: str, step: int | None) -> str:
+def model_card(
+    folder: Path, repository: str, step: int | None, *, policy: str | None = None
+) -> str:
     """A README with YAML front matter; what the run measured, where the folder is one of a run."""
     run = read_run(folder) if (folder / METRICS).is_file() else None
+    run = run if run is None or policy is None else run.policies.get(policy, run)
     base = None if run is None else run.settings.model
     tags = ["library_name: transformers", "tags:", "- reinforcement-learning", "- sparrow"]
     if base is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists():

@@ -58,6 +58,8 @@ ROLLOUTS_NAME = re.compile(r"step_(\d{6,})\.jsonl")
 CHECKPOINT_NAME = re.compile(r"step_(\d{6,})")
 LEFT_OUT_ROW = re.compile(r"(row \d+): ")
 NO_LINES = add_line_digest('{"lines":0}') + "\n"
+# Fields that rollouts of older versions lack, or no version writes, as they then are.
+LATER_FIELDS = {n: f.default for n, f in Trajectory.model_fields.items() if not f.is_required()}
 Kept = tuple[int, float | None, Trajectory]  # number of its group, baseline, trajectory
 
 
@@ -331,8 +333,8 @@ def _lines(groups: Sequence[Group]) -> Iterator[str]:
         yield NO_LINES
     for index, group in enumerate(groups):
         for trajectory in group.trajectories:
-            line = to_dict(trajectory.replace(hidden=None))
-            del line["hidden"]
+            line = to_dict(trajectory.replace(hidden=None, hidden_of={}))
+            del line["hidden"], line["hidden_of"]
             ordered = sorted(line.items(), key=lambda item: isinstance(item[1], list))
             place = {"group_index": index, "baseline": group.baseline, "line": next(number)}
             line = {**place, "lines": count, **dict(ordered)}
@@ -367,7 +369,7 @@ def _read(path: Path, number: int, line: bytes) -> tuple[Kept, int | None]:
         count = data.pop("lines", None)
         if data.pop("line", number) != number:
             raise ValueError("it belongs at another line of the file")
-        data = {"speculation": None, **data, "hidden": None}  # older versions had no speculation
+        data = {**LATER_FIELDS, **data}
         return (index, baseline, from_dict(Trajectory, data)), count
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{path}, line {number} is not a trajectory: {error}") from error

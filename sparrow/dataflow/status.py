@@ -11,7 +11,14 @@ from statistics import median
 
 from sparrow.dataflow.run_files import CHANGED, saved_step
 from sparrow.files import has_sums, lock_holder, printable
-from sparrow.schema.asynchronous import STATUS, AsyncStatus, RunStatus, State, StepAccuracy
+from sparrow.schema.asynchronous import (
+    STATUS,
+    AsyncStatus,
+    PolicyStatus,
+    RunStatus,
+    State,
+    StepAccuracy,
+)
 from sparrow.schema.run_folder import (
     ACTIONS,
     METRICS,
@@ -53,14 +60,24 @@ def run_status(folder: Path, *, now: float | None = None) -> RunStatus:
         seconds_left=left,
         age=age,
         metrics=dict(read.steps[-1].values) if read.steps else {},
-        accuracy=tuple(
-            StepAccuracy(step=held.step, value=held.value, low=held.low, high=held.high)
-            for held in read.held_out()
-        ),
+        accuracy=_accuracy(read),
         actions=tuple(action for action in read.actions if action.kind != CHANGED),
         live=live,
+        policies=tuple(map(_policy, read.policies.values())),
         notes=tuple(_notes(state, live, age)),
     )
+
+
+def _accuracy(read: RunFolder) -> tuple[StepAccuracy, ...]:
+    return tuple(
+        StepAccuracy(step=held.step, value=held.value, low=held.low, high=held.high)
+        for held in read.held_out()
+    )
+
+
+def _policy(read: RunFolder) -> PolicyStatus:
+    last = {key: value for line in read.steps for key, value in line.values.items()}
+    return PolicyStatus(name=read.name, metrics=last, accuracy=_accuracy(read))
 
 
 def _last_written(folder: Path) -> float:

@@ -89,8 +89,17 @@ def _is_snapshot(folder: Path) -> bool:
     return folder.parent.name == "snapshots" and bool(re.fullmatch("[0-9a-f]{40}", folder.name))
 
 
+def policy_folders(folder: Path) -> list[Path]:
+    """The models of a run of several policies, by the folder of the run or of its models."""
+    place = folder if folder.name == MODEL else folder / MODEL
+    return sorted(config.parent for config in place.glob(f"*/{CONFIG}"))
+
+
 def _checked_folder(folder: Path) -> Path:
     if not (folder / CONFIG).is_file():
+        if policies := policy_folders(folder):
+            named = ", ".join(map(str, policies))
+            raise ValueError(f"{folder} has several policies: {named}; give one of them")
         raise ValueError(
             f"{folder} is neither a Hugging Face folder (no {CONFIG}) nor a run that has ended (no "
             f"{MODEL}/{CONFIG}); a run that goes on: sparrow eval {folder} --checkpoint latest"

@@ -24,7 +24,7 @@ MOST_PANELS, MOST_LETTERS = 4, 100
 
 def run_role(run: RunFolder) -> str:
     """The colour of a run in all charts of a page."""
-    return f"run-{run.number}"
+    return f"run-{run.number % page.RUNS}"
 
 
 # Lines.

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+RUNS = 6  # colours of runs, and of policies
 RAMP = 8  # distinguishable colours of one chart
 MOST_POINTS = 500  # per line: enough for a screen, small enough for a file
 NOT_MEASURED = "-"

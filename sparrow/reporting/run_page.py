@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from sparrow.reporting import training
+from sparrow.reporting.agents import agents_section
 from sparrow.reporting.asynchronous import asynchronous_section
 from sparrow.reporting.calibration import format_p05, schedule_section, surface_section
 from sparrow.reporting.page import NOT_MEASURED, TEXTS, Number, Page, Section, Table
@@ -17,14 +18,18 @@ from sparrow.reporting.training import (
     ENTROPY,
     HARD_MISSES,
     KL,
+    LEARNT,
     LENGTH,
     OUTCOME,
     P0_1,
+    PENDING,
     REWARD,
+    SAMPLED,
+    STALENESS,
     STEP_SECONDS,
 )
 from sparrow.schema.code import UNSAFE
-from sparrow.schema.run_folder import HeldOut, RunFolder, read_runs
+from sparrow.schema.run_folder import VERSION, HeldOut, RunFolder, read_runs, split_policies
 
 FEW = 3  # names that fit into a title
 ENDS = 5  # first and last steps that are averaged
@@ -36,6 +41,7 @@ def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Pag
     """The page of run directories; the same files give the same page."""
     runs = read_runs(folders)
     trained = [run for run in runs if run.steps]
+    parts = split_policies(trained)
     final = final_section(trained)
     several = len(runs) > 1
     sections = (
@@ -43,10 +49,12 @@ def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Pag
         surface_section(runs),
         schedule_section(runs),
         training.learning_section(trained),
-        training.tail_section(trained),
-        training.policy_section(trained),
-        training.kept_section(trained),
-        training.drafts_section(trained),
+        training.policies_section(trained),
+        agents_section(trained),
+        training.tail_section(parts),
+        training.policy_section(parts),
+        training.kept_section(parts),
+        training.drafts_section(parts),
         asynchronous_section(trained),
         training.time_section(runs),
         None if several else final,
@@ -56,7 +64,7 @@ def make_page(folders: Sequence[str | Path], *, title: str | None = None) -> Pag
     return Page(
         title=title or default,
         lead=" ".join([*unsafe_runs(runs), TEXTS["lead"]]),
-        numbers=[] if several else numbers(runs[0]),
+        numbers=[] if several else key_figures(runs[0]),
         sections=[section for section in sections if section is not None],
         foot=provenance(runs),
     )
@@ -66,6 +74,17 @@ def unsafe_runs(runs: Sequence[RunFolder]) -> list[str]:
     """A sentence that names the runs which judged programs without a sandbox."""
     unsafe = [run.name for run in runs if run.settings.given.get("data.code.sandbox") == "unsafe"]
     return [f"{UNSAFE} ({', '.join(unsafe)})."] if unsafe else []
+
+
+def key_figures(run: RunFolder) -> list[Number]:
+    """The key figures of a run, or those of each of its policies."""
+    if not run.policies:
+        return numbers(run)
+    return [
+        figure.model_copy(update={"name": f"{part.name}: {figure.name}"})
+        for part in split_policies([run])
+        for figure in numbers(part)
+    ]
 
 
 def numbers(run: RunFolder) -> list[Number]:
@@ -115,9 +134,11 @@ def provenance(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def final_section(runs: Sequence[RunFolder]) -> Section | None:
-    """The final table, a column per run; and the settings in which runs differ."""
+    """The final table, a column per run or policy; and the settings in which runs differ."""
     if not runs:
         return None
+    parts = split_policies(runs, frozen=True)
+    policies = any(run.policies for run in runs)
     figures: list[tuple[str, Callable[[RunFolder], str]]] = [
         ("steps", lambda run: str(len(run.steps))),
         ("reward, first and last steps", lambda run: _first_and_last(run, REWARD, ".2f", ENDS)),
@@ -140,17 +161,38 @@ def final_section(runs: Sequence[RunFolder]) -> Section | None:
         ("gate", _gate),
     ]
     several = len(runs) > 1
-    if several:
+    if policies:
+        figures[1:1] = [
+            ("updates", lambda run: _last(run, VERSION)),
+            ("groups that wait at the end", lambda run: _last(run, PENDING)),
+            ("tokens sampled", lambda run: _sum(run, SAMPLED)),
+            ("tokens learnt", lambda run: _sum(run, LEARNT)),
+            ("staleness, first and last", lambda run: _first_and_last(run, STALENESS, ".2f", ENDS)),
+        ]
+    elif several:
         name = f"after, against {runs[0].name}"
         figures.insert(4, (name, lambda run: _difference_text(run, runs[0])))
     say = TEXTS["final"]["table"].format(ends=ENDS, twice=2 * ENDS)
+    rows = [[name, *(figure(part) for part in parts)] for name, figure in figures]
+    if policies:
+        rows = [row for row in rows if {*row[1:]} != {NOT_MEASURED}]
     table = Table(
         key="final-table",
-        columns=["", *(run.name for run in runs)],
-        rows=[[name, *(figure(run) for run in runs)] for name, figure in figures],
-        say=say + TEXTS["final"]["differences"] * several,
+        columns=["", *(part.name for part in parts)],
+        rows=rows,
+        say=say + TEXTS["final"]["differences"] * (several and not policies),
     )
     return Section.named("final", [table, _differences(runs)] if several else [table])
+
+
+def _last(run: RunFolder, metric: str) -> str:
+    values = run.values(metric)
+    return f"{values[-1][1]:.0f}" if values else NOT_MEASURED
+
+
+def _sum(run: RunFolder, metric: str) -> str:
+    values = run.values(metric)
+    return f"{sum(value for _, value in values):.0f}" if values else NOT_MEASURED
 
 
 def _accuracies(run: RunFolder) -> tuple[str, str]:

@@ -9,13 +9,15 @@ from typing import NamedTuple
 from sparrow.reporting import calibration, page
 from sparrow.reporting.calibration import ACCEPTANCE, run_role
 from sparrow.schema.bench import Speed, SpeedCase
-from sparrow.schema.run_folder import RunFolder
+from sparrow.schema.run_folder import VERSION, RunFolder, split_policies
 
 REWARD, LENGTH = "critic/score/mean", "response_length/mean"
 DENSITY, CUT_OFF, STEP_SECONDS = "sparse/density", "response_length/clip_ratio", "timing_s/step"
 TOKENS_PER_ROUND, BY_POSITION = "spec/tokens_per_round", "spec/acceptance_by_position/"
 P05, P0_1, HARD_MISSES = "sparse/accept_p05", "sparse/accept_p0_1", "sparse/hard_misses"
 ENTROPY, KL, OUTCOME = "actor/entropy", "actor/kl_new_old", "critic/outcome/"
+STALENESS, PENDING = "staleness_mean", "pending"
+SAMPLED, LEARNT = "tokens_sampled", "tokens_learnt"
 BIN = re.compile(r"sparse/accept_p05/bin_(\d+)$")
 MOST_BINS = 8
 SMOOTHED_FROM = 30  # steps: shorter curves are drawn as they are
@@ -38,11 +40,16 @@ OUTCOMES = {  # of held-out answers: the name of a chart, its sentence, a label,
 
 
 def learning_section(runs: Sequence[RunFolder]) -> page.Section | None:
-    """Reward, outcomes of held-out and of training answers by step; the first two by time too."""
+    """Reward, outcomes of held-out and of training answers by step; the first two by time too.
+
+    Of several policies a line each; their training answers together.
+    """
     if not runs:
         return None
-    items: list[page.Item] = [_reward_chart(runs), *_held_out_charts(runs), *_training_chart(runs)]
-    items += [_time_table(runs)] if any(run.values(STEP_SECONDS) for run in runs) else []
+    parts = split_policies(runs)
+    items: list[page.Item] = [_reward_chart(parts), *_held_out_charts(parts)]
+    items += _training_chart(runs)
+    items += [_time_table(parts)] if any(run.values(STEP_SECONDS) for run in runs) else []
     return page.Section.named("learning", items)
 
 
@@ -304,6 +311,49 @@ def _why_no_action(run: RunFolder) -> str:
         reason = "off" if run.settings.given else "unset"
     below = sum(target is not None and bin.p05 < target for bin in worst)
     return str(page.TEXTS["tail"][reason].format(below=below, steps=len(worst)))
+
+
+def policies_section(runs: Sequence[RunFolder]) -> page.Section | None:
+    """Clocks and tokens of the policies of runs with several, a line each."""
+    runs = [run for run in runs if run.policies]
+    parts = split_policies(runs, frozen=True)
+    charts = _episode_chart(runs, parts)
+    for metric, name, form in (
+        (VERSION, "updates so far", ".0f"),
+        (PENDING, "groups that wait", ".0f"),
+        (STALENESS, "versions of the weights", ".1f"),
+        (SAMPLED, "tokens sampled a round", ".3g"),
+        (LEARNT, "tokens learnt a round", ".3g"),
+        (f"{HARD_MISSES}_max", "hard misses per 1000 tokens", ".1f"),
+    ):
+        lines = _run_lines(parts, [_by_step(part, metric) for part in parts])
+        key = metric.rpartition("/")[2]
+        title, say = page.TEXTS["policies"][key]
+        y = page.Axis(name=name, low=0, form=form)
+        chart = page.Chart(key=f"policies-{key}", title=title, x=STEP, y=y, lines=lines, say=say)
+        charts += [page.thin_points(chart)] if lines else []
+    return page.Section.named("policies", charts) if charts else None
+
+
+def _episode_chart(runs: Sequence[RunFolder], parts: Sequence[RunFolder]) -> list[page.Chart]:
+    """Accuracy of each policy in the episode on held-out rows, and the team's reward."""
+    tracks = [(part.name, part.number, part.in_episode("acc")) for part in parts]
+    tracks += [("team", len(parts), run.in_episode("team_reward")) for run in runs[:1]]
+    lines = [
+        page.Line(
+            name=name,
+            points=[(float(step), value) for step, value, *_ in points],
+            spans=[(float(step), low, high) for step, _, low, high in points],
+            role=f"run-{number % page.RUNS}",
+            shape="dots",
+        )
+        for name, number, points in tracks
+        if points
+    ]
+    title, say = page.TEXTS["policies"]["episode"]
+    y = page.Axis(name="accuracy; the team: its reward", low=0, form=".2f")
+    chart = page.Chart(key="policies-episode", title=title, x=STEP, y=y, lines=lines, say=say)
+    return [chart] if lines else []
 
 
 def kept_section(runs: Sequence[RunFolder]) -> page.Section | None:

@@ -179,7 +179,9 @@ class Running:
         """Move what can be moved; False when all of its output has come, or it was killed."""
         if not any(stream in self._selector.get_map() for stream in self._streams):
             return False
-        left = max(self._until - time.monotonic(), 0)
+        left = self._until - time.monotonic()
+        if left <= 0:  # also of a program that writes now and then
+            return self._stop("wall")
         events = self._selector.select(min(left, POLL_SECONDS))
         if events:
             self._awake = time.monotonic()

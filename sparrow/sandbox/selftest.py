@@ -233,6 +233,8 @@ def self_test(sandbox: Sandbox) -> None:
         runs = {name: pool.submit(_run, sandbox, source, aim) for name, source in programs.items()}
         for name, run in runs.items():
             outcome, trace = run.result()
+            if outcome.ending == "time" and name not in ENDLESS:  # the machine is busy
+                outcome, trace = _run(sandbox, programs[name], aim)
             expected = ENDLESS[name][1] if name in ENDLESS else "exited"
             if name == "an ordinary program":
                 if outcome.stdout.strip() != b"5":

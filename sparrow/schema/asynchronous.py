@@ -133,6 +133,14 @@ class StepAccuracy(Record):
     high: float
 
 
+class PolicyStatus(Record):
+    """One of several policies of a run."""
+
+    name: Shown
+    metrics: dict[str, Measured]  # the last that were measured of each
+    accuracy: tuple[StepAccuracy, ...]
+
+
 class RunStatus(Record):
     """Where a training run is.
 
@@ -154,6 +162,7 @@ class RunStatus(Record):
     accuracy: tuple[StepAccuracy, ...]
     actions: tuple[ActionLine, ...]  # of the gate
     live: AsyncStatus | None  # of an asynchronous run
+    policies: tuple[PolicyStatus, ...] = ()  # of a run of several
     notes: tuple[str, ...]
 
 
@@ -163,7 +172,10 @@ class RunStatus(Record):
 class AuditConfig(Record):
     """`sparrow audit`."""
 
-    run: Directory = argument(..., "A run directory of `sparrow train` with run.loop = async.")
+    run: Directory = argument(
+        ...,
+        "A run directory of `sparrow train` with run.loop = async, or whose agents spawn agents.",
+    )
     rollouts: bool = option(True, "Also compare saved rollouts with the ledger.")
 
 
@@ -181,6 +193,7 @@ class AuditResult(Record):
     open: int  # under way, or in the buffer
     waiting: int  # to be dispatched again
     compared: int  # steps whose rollouts were compared
+    trees: int  # of agents, in those rollouts, that were audited
     oldest: int | None  # versions between a token and its update, the most in those rollouts
     notes: tuple[str, ...]  # what could not be checked
     problems: tuple[str, ...]

@@ -15,6 +15,7 @@ from sparrow.schema.types import (
     Budget,
     Directory,
     FilePath,
+    FolderName,
     Name,
     Several,
     StepsOrZero,
@@ -212,8 +213,10 @@ class DoctorConfig(Record):
 class PuzzleConfig(Record):
     """`sparrow puzzle`."""
 
-    task: Name = argument(..., "assignments, countdown or graph.")
-    length: Tokens = option(300, "Approximate length of a solution in tokens, 100 to 8000.")
+    task: Name = argument(..., "assignments, countdown, graph, or crafting-1 to crafting-6.")
+    length: Tokens = option(
+        300, "Approximate length of a solution in tokens, 100 to 8000; nothing in crafting."
+    )
     seed: Integer = option(0, "Seed of the puzzle.")
     gold: Integer | None = option(
         None, "Also print a correct chain of thought; the number is its seed."
@@ -248,6 +251,7 @@ class PushConfig(Record):
     run: Directory = argument(..., "A run directory of `sparrow train`, or a model's folder.")
     repository: Name = argument(..., "Where to: owner/name on the Hugging Face hub.")
     step: StepsOrZero | None = option(None, "Push this checkpoint. Default: the run's model.")
+    policy: FolderName | None = None
     public: bool = option(False, "Everybody may see it; without this it is private.")
 
     shortcuts: ClassVar = {"checkpoint": "step"}  # its name in `sparrow eval`

@@ -3,7 +3,9 @@
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from sparrow.schema.agents import AgentNode
 from sparrow.schema.base import (
     BoolArray,
     Float32Array,
@@ -45,6 +47,16 @@ class Trajectory(Record):
     policy_id: Int16Array
     turns: tuple[Turn, ...]  # contiguous, covering every token
     reward: float | None = None
+    rewards: dict[str, float] = {}  # noqa: RUF012 (pydantic copies it); by policy, if they differ
+    team_reward: float | None = None  # of all who took part, for policies with a share of it
+    # Its place in the episode: the play, then the number of a child, of that one's child.
+    node: tuple[int, ...] = ()
+    # Trajectories of a prompt are compared with those of the same subgroup: another problem that a
+    # policy proposed, another depth of agents.
+    subgroup: str = ""
+    # Of the first trajectory of a tree: how each agent ended. Of a prompt's first trajectory also
+    # those of plays without one.
+    agents: tuple[AgentNode, ...] = ()
     acc: float | None = None  # accuracy, apart from a reward that may be shaped
     note: str | None = None  # the reason of the verdict
     text: str | None = None  # sampled text, for readers; training uses the ids
@@ -56,6 +68,8 @@ class Trajectory(Record):
     dtype: str = ""  # of that worker
     excluded_from_gate: bool = False  # sampled in another way than the run's schedule says
     hidden: Float32Matrix | None = None  # the sampled tokens' final states in the actor, in order
+    # Instead, where several policies sampled: those of each that was measured, by its number.
+    hidden_of: dict[int, Float32Matrix] = {}  # noqa: RUF012 (pydantic copies it)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -87,9 +101,16 @@ class Trajectory(Record):
         self._refuse("rollout_logprob", unsampled_logprob, "0 for a token that was not sampled")
         policy_fits = np.where(sampled, self.policy_id >= 0, self.policy_id == NOT_SAMPLED)
         self._refuse("policy_id", ~policy_fits, ">= 0 if the token was sampled, otherwise -1")
-        states = sampled.sum() if self.hidden is None else len(self.hidden)
-        allowed = f"one for each of {sampled.sum()} sampled tokens"
-        self.require(states == sampled.sum(), "hidden", allowed, f"{states} states")
+        self._check_states("hidden", self.hidden, sampled)
+        for number, states in self.hidden_of.items():
+            self._check_states("hidden_of", states, self.policy_id == number)
+
+    def _check_states(
+        self, name: str, states: Float32Matrix | None, sampled: npt.NDArray[np.bool_]
+    ) -> None:
+        if states is not None:
+            allowed = f"one for each of {sampled.sum()} sampled tokens"
+            self.require(len(states) == sampled.sum(), name, allowed, f"{len(states)} states")
 
 
 class Group(Record):
@@ -103,6 +124,20 @@ class Group(Record):
         prompts = {trajectory.prompt_id for trajectory in self.trajectories}
         allowed = f"one or more, all of prompt {self.prompt_id!r}"
         self.require(prompts == {self.prompt_id}, "trajectories", allowed, sorted(prompts))
+
+    def plays(self) -> list[list[Trajectory]]:
+        """Trajectories by play; one without a place in the episode is a play of its own."""
+        found: dict[object, list[Trajectory]] = {}
+        for number, trajectory in enumerate(self.trajectories):
+            found.setdefault(trajectory.node[:1] or str(number), []).append(trajectory)
+        return [*found.values()]
+
+    def subgroups(self) -> list[list[int]]:
+        """Numbers of the trajectories that are compared with each other."""
+        found: dict[str, list[int]] = {}
+        for number, trajectory in enumerate(self.trajectories):
+            found.setdefault(trajectory.subgroup, []).append(number)
+        return [*found.values()]
 
 
 class TrainSample(Record):

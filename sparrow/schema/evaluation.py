@@ -22,6 +22,7 @@ from sparrow.schema.types import (
     Count,
     Directory,
     FilePath,
+    FolderName,
     Name,
     RowNumber,
     Seed,
@@ -56,6 +57,7 @@ class EvalConfig(Record):
     checkpoint: Checkpoint | None = option(
         None, "Of a run that has not ended: a step that has a checkpoint, or latest."
     )
+    policy: FolderName | None = None
     task: Several[Name] = option((), "A puzzle, code, or gym/NAME. Default: the three puzzles.")
     rows: Name | None = option(None, f"Instead: {HELP['rows']}")
     columns: ColumnsConfig = ColumnsConfig()

@@ -63,6 +63,7 @@ class FlowTextsConfig(Record):
     """`sparrow flow texts`."""
 
     out: Directory = argument(..., "Where to copy them.")
+    all: bool = option(False, "Those of every split, each in a folder, for sparrow flow loop.")
 
 
 # Results.

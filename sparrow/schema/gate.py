@@ -114,6 +114,9 @@ class PolicyAction(Record):
     reason: str
 
 
+GateAction = Action | PolicyAction
+
+
 class GateCheck(Record):
     """Statistics and actions of the gate after a step."""
 
@@ -123,7 +126,7 @@ class GateCheck(Record):
     bins: tuple[BinCheck, ...]
     overall: Figures  # of all bins' windows together
     budget: float | None  # mean of min(budget, length) over this step's tokens; None: no tokens
-    actions: tuple[Action | PolicyAction, ...]
+    actions: tuple[GateAction, ...]
 
 
 def metrics(look: GateCheck) -> dict[str, float]:

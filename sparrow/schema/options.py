@@ -52,6 +52,8 @@ HELP = {
     "adapter": "Of the sparse actor: a folder of sparrow distill, or of a run.",
     "distill": "Rank of an adapter of the sparse actor, distilled after every update. 0: none.",
     "lora": "Rank of an adapter that is trained in place of the weights. 0: the weights are.",
+    "policy": "Of a run of several policies: the name of one.",
+    "policies": "Several policies by name, such as {solver = {lora = {rank = 8}}, judge = {}}.",
     "page": "Tokens in a page.",
     "device": "auto (a GPU where there is one), cpu or cuda.",
     "dtype": "auto, float32 or bfloat16.",
@@ -156,7 +158,8 @@ def kind_at(root: type[Record], path: Sequence[str | int]) -> Any:
     """Return the type at a dotted key, or None."""
     kind: Any = root
     for key in path:
-        kind = section_fields(kind).get(str(key))
+        by_name = get_args(kind)[1] if get_origin(kind) is dict else None
+        kind = by_name or section_fields(kind).get(str(key))
     return kind
 
 

@@ -13,17 +13,27 @@ measured.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 
-from sparrow.files import Json, check_digest_line, printable, read_lines, read_text, verify
-from sparrow.schema.base import File, Record, Table, problems
+from sparrow.files import (
+    Json,
+    check_digest_line,
+    parse_line,
+    printable,
+    read_lines,
+    read_text,
+    verify,
+)
+from sparrow.schema.agents import AgentNode, trees
+from sparrow.schema.base import File, Record, Table, from_dict, problems
 from sparrow.schema.bench import Speed
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.schedule import Schedule
@@ -32,6 +42,7 @@ from sparrow.schema.surface import Surface
 PARTS = ("calibration", "train")
 METRICS, VALIDATION, ACTIONS = "metrics.jsonl", "validation.jsonl", "actions.jsonl"
 SCHEDULE, SETTINGS = "schedule.json", "config.resolved.toml"
+ROLLOUTS, MOST_ROLLOUTS = "rollouts", 2**32  # folder, and bytes of one of its files
 ADAPTER = "adapter"  # folder of the policy's adapter in PEFT's format, of a run with model.lora
 ACTOR = "actor"  # folder of the sparse actor's adapter, beside that of the model
 MODEL = "model"  # folder of the trained model of a finished run
@@ -42,9 +53,18 @@ DOCUMENTS: dict[str, type[File]] = {
     "speed": Speed,
 }
 KNOWN = (METRICS, *(f"{name}.json" for name in DOCUMENTS))
+POLICY = "policy/"  # metrics of one of several policies: policy/NAME/...
+TIMES = "timing_s/"
+POLICY_METRIC = re.compile(rf"{POLICY}([A-Za-z0-9][A-Za-z0-9._-]*)/(?!{TIMES})(.+)")
+VERSION = "version"  # of it: updates of a policy that learns
 HELD_OUT = "val-core/"
+EPISODE = "val-episode/"  # of several policies together
 SCORE = "critic/score/mean"
+# Settings of a policy that have another name in a run of it alone, and tables that it replaces.
+OF_POLICY = {"model": "model.name", "prompts": "rollout.prompts"}
+POLICY_PARTS = ("gate.", "rollout.attention.", "rollout.decoding", "algorithm.", "optimiser.")
 F = TypeVar("F", bound=File)
+Value = TypeVar("Value")
 LARGEST = 1e100  # numbers beyond are not measurements
 
 
@@ -72,6 +92,19 @@ class Metrics(Record):
 
     def row(self) -> dict[str, Any]:
         return {"step": self.step, **self.values}
+
+
+def by_policy(values: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
+    """Metrics of each of several policies by its name, as of runs of their own.
+
+    None of a run of one policy. Times are the run's.
+    """
+    times = {key: value for key, value in values.items() if key.startswith(TIMES)}
+    found: dict[str, dict[str, Value]] = {}
+    for key, value in values.items():
+        if match := POLICY_METRIC.fullmatch(key):
+            found.setdefault(match[1], {})[match[2]] = value
+    return {name: own | times for name, own in found.items()}
 
 
 class ActionLine(Record):
@@ -139,6 +172,20 @@ class RunSettings(Record):
         for name, value in self.given.items():
             is_section = any(key.startswith(f"{name}.") for key in read)
             self.require(not is_section, "given", f"a table {name}", str(value)[:80])
+
+    def of_policy(self, name: str) -> Self:
+        """Those of one of several policies, as of a run with it alone."""
+        prefix = f"policies.{name}."
+        own = {k.removeprefix(prefix): v for k, v in self.given.items() if k.startswith(prefix)}
+        own = {OF_POLICY.get(key, key): value for key, value in own.items()}
+        replaced = {part for part in POLICY_PARTS if any(key.startswith(part) for key in own)}
+        kept = {
+            key: value
+            for key, value in self.given.items()
+            if not key.startswith(("policies.", *replaced))
+        }
+        settings = {**kept, **own}
+        return type(self).model_validate({**settings, "given": settings})
 
 
 def read_settings(file: Path | None) -> RunSettings:
@@ -218,6 +265,8 @@ class RunFolder:
     plan: PlanFile | None = None
     check: Surface | None = None
     speed: Speed | None = None
+    trees: Sequence[tuple[AgentNode, ...]] = ()  # of agents, in the rollouts that were saved last
+    policies: Mapping[str, "RunFolder"] = field(default_factory=dict)  # of several, as runs
 
     def values(self, metric: str) -> list[tuple[int, float]]:
         """Return the steps that have a metric, with its values."""
@@ -248,6 +297,25 @@ class RunFolder:
                     HeldOut(step=line.step, value=value, low=low, high=high, outcomes=outcomes)
                 )
         return accuracies
+
+    def in_episode(self, metric: str) -> list[tuple[int, float, float, float]]:
+        """Return steps with a metric of the held-out episode, of the first source: mean, low, high.
+
+        metric: acc or reward of a policy, team_reward of all.
+        """
+        found = []
+        for line in self.validation:
+            means = [
+                k for k in line.values if k.startswith(EPISODE) and k.endswith(f"/{metric}/mean")
+            ]
+            value = line.values[means[0]] if means else None
+            if value is not None:
+                ends = (
+                    line.values.get(means[0].removesuffix("mean") + end) for end in ("low", "high")
+                )
+                low, high = (value if end is None else end for end in ends)
+                found.append((line.step, value, low, high))
+        return found
 
     @property
     def dense(self) -> bool:
@@ -314,6 +382,19 @@ def read_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
     return [read_run(place, name, number) for number, (place, name) in enumerate(named)]
 
 
+def split_policies(runs: Sequence[RunFolder], *, frozen: bool = False) -> list[RunFolder]:
+    """Runs of several policies as one run for each that learns, or for all; others as they are."""
+    if not any(run.policies for run in runs):
+        return list(runs)
+    several, parts = len(runs) > 1, list[tuple[RunFolder, bool]]()
+    for run in runs:
+        for part in [*run.policies.values()] or [run]:
+            name = f"{run.name}: {part.name}" if several and run.policies else part.name
+            shown = frozen or not run.policies or bool(part.values(VERSION))
+            parts.append((replace(part, name=name, number=len(parts)), shown))
+    return [part for part, shown in parts if shown]
+
+
 def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolder:
     """Read a run directory; ValueError if the folder is not one."""
     if not folder.is_dir():
@@ -331,7 +412,7 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolde
     schedule = _loaded(trained, SCHEDULE, Schedule)  # of the training, else of the plan
     if schedule is None and isinstance(documents["plan"], PlanFile):
         schedule = documents["plan"].schedule
-    return RunFolder(
+    run = RunFolder(
         name=printable(name or folder.resolve().name),
         number=number,
         steps=read_metrics(_first(places, METRICS)),
@@ -339,8 +420,48 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolde
         actions=_read(_first(places, ACTIONS), ActionLine),
         settings=read_settings(_first(places, SETTINGS)),
         schedule=schedule,
+        trees=read_trees(trained[0]) if trained else (),
         **documents,  # type: ignore[arg-type]
     )
+    return replace(run, policies=_policies(run))
+
+
+def _policies(run: RunFolder) -> dict[str, RunFolder]:
+    """Each of several policies, as a run of its own."""
+    steps, held = ([by_policy(li.values) for li in part] for part in (run.steps, run.validation))
+
+    def part(name: str) -> RunFolder:
+        def own(lines: Sequence[Metrics], values: Sequence[Mapping[str, Any]]) -> list[Metrics]:
+            return [
+                line.model_copy(update={"values": found.get(name, {})})
+                for line, found in zip(lines, values, strict=True)
+            ]
+
+        return RunFolder(
+            name=name,
+            number=run.number,
+            steps=own(run.steps, steps),
+            validation=own(run.validation, held),
+            actions=[act for act in run.actions if act.reason.startswith(f"policy {name}: ")],
+            settings=run.settings.of_policy(name),
+        )
+
+    return {name: part(name) for name in dict.fromkeys(n for line in (*steps, *held) for n in line)}
+
+
+def read_trees(folder: Path) -> list[tuple[AgentNode, ...]]:
+    """Records of the trees of agents in the rollouts that were saved last; roots first."""
+    files = sorted((folder / ROLLOUTS).glob("step_*.jsonl"))
+    text = read_text(files[-1], most=MOST_ROLLOUTS) if files else ""
+    found = list[tuple[AgentNode, ...]]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if '"agents":[{' in line:
+            try:
+                nodes = [from_dict(AgentNode, node) for node in parse_line(line)["agents"]]
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{files[-1]}, line {number}: {error}") from error
+            found += trees(nodes)
+    return found
 
 
 def training_folder(folder: Path) -> Path:

@@ -144,6 +144,7 @@ class Completion(Record):
     recomputed: tuple[int, ...] = ()
     cached_tokens: int = 0  # of the prompt: pages of earlier prompts held their keys and values
     speculation: SpeculationStats | None = None  # of exact decoding
+    policy: int = 0  # number of the policy that an episode of several sampled it from
     weights_id: str | None = None  # of a server: which load of its weights it was answered with
     text: str | None = None
     error: str | None = None  # present exactly if finish_reason is "error"

@@ -1,14 +1,29 @@
 """The configuration of `sparrow train`."""
 
 import re
-from typing import Annotated, ClassVar, Literal, get_args
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import Field
+from pydantic import (
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_serializer,
+)
 
 from sparrow.files import strings
-from sparrow.schema.base import Record
+from sparrow.schema.agents import AgentsConfig
+from sparrow.schema.base import FieldError, Record
 from sparrow.schema.code import CodeConfig
-from sparrow.schema.common import ChatConfig, ColumnsConfig, DecodingConfig, Device
+from sparrow.schema.common import (
+    AttentionConfig,
+    ChatConfig,
+    ColumnsConfig,
+    DecodingConfig,
+    Device,
+)
 from sparrow.schema.simulation import TrainDispatchConfig
 from sparrow.schema.types import (
     BatchTokens,
@@ -19,6 +34,7 @@ from sparrow.schema.types import (
     Gib,
     HardMisses,
     Name,
+    PolicyName,
     Rate,
     RateOrZero,
     RowNumber,
@@ -42,13 +58,12 @@ from sparrow.schema.types import (
 Module = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-class LoraConfig(Record):
-    """LoRA: matrices of low rank are trained, and added to weights that stay as they are."""
+class AdapterConfig(Record):
+    """A LoRA adapter: a new one of some rank, or one that is there."""
 
-    rank: Annotated[int, Field(ge=0, le=2**16)] = 0  # 0: all weights are trained
-    alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None  # None: the rank, a scale of 1
+    rank: Annotated[int, Field(ge=0, le=2**16)] = 0  # 0: no adapter, unless one is given
+    adapter: Directory | None = None  # a folder to begin with; None: one that changes nothing
     targets: tuple[Module, ...] = get_args(Module)
-    adapter: Directory | None = None  # PEFT's folder to begin with; None: one that changes nothing
 
     @property
     def on(self) -> bool:
@@ -57,6 +72,15 @@ class LoraConfig(Record):
     def _check(self) -> None:
         one = not self.rank or self.adapter is None
         self.require(one, "rank", "0 with an adapter, which has its own", self.rank)
+
+
+class LoraConfig(AdapterConfig):
+    """LoRA: matrices of low rank are trained, and added to weights that stay as they are."""
+
+    alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None  # None: the rank, a scale of 1
+
+    def _check(self) -> None:
+        super()._check()
         for name in ("alpha", "targets"):
             usual = getattr(self, name) == type(self).model_fields[name].default
             allowed = "only with a rank: an adapter has its own, and without both there is no LoRA"
@@ -109,13 +133,13 @@ MOST_RANK = 64  # room of an engine
 Rank = Annotated[int, Field(ge=1, le=MOST_RANK)]
 
 
-class RolloutDistillConfig(Record):
-    """A LoRA adapter of the sparse actor, distilled from the dense policy after its updates."""
+class RolloutDistillConfig(AdapterConfig):
+    """A LoRA adapter of the sparse actor, distilled from the dense policy after its updates.
 
-    rank: Annotated[int, Field(ge=0, le=MOST_RANK)] = 0  # 0: no adapter, unless one is given
-    # An adapter to begin with, of `sparrow distill` or of a run; None: one that changes nothing.
-    adapter: Directory | None = None
-    targets: tuple[Module, ...] = get_args(Module)
+    adapter: of `sparrow distill`, or of a run.
+    """
+
+    rank: Annotated[int, Field(ge=0, le=MOST_RANK)] = 0
     rate: Rate | None = None  # None: 5 x optimiser.rate
     every: StepsOrZero = 1  # steps; 0: never, the adapter stays as it is
     share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the step's trajectories
@@ -127,13 +151,8 @@ class RolloutDistillConfig(Record):
     teacher: Literal["old", "new"] = "old"
     lower: bool = True  # the gate may lower budgets, as gate.lower: what is won becomes speed
 
-    @property
-    def on(self) -> bool:
-        return bool(self.rank) or self.adapter is not None
-
     def _check(self) -> None:
-        one = not self.rank or self.adapter is None
-        self.require(one, "rank", "0 with an adapter, which has its own", self.rank)
+        super()._check()
         trained = self.every or not self.rank
         self.require(trained, "every", "1 or more for a new adapter, which changes nothing")
 
@@ -147,6 +166,7 @@ class RolloutConfig(DecodingConfig):
     max_prompt: Tokens | None = None  # longer prompts are skipped and counted; None: what fits
     temperature: Annotated[float, Field(ge=1.0, le=1.0)] = 1.0
     episode: Name | None = None  # module:function, async (actor, example) -> trajectories
+    agents: AgentsConfig = AgentsConfig()  # of episodes whose agents spawn agents
     max_running: Count | None = None  # samples decoded in one batch
     kv_gib: Gib | None = None  # memory of the KV cache; None: what is free
     sleep: bool = True  # the engine frees its memory during the update
@@ -251,6 +271,10 @@ class ValidationConfig(Record):
     sets: dict[FolderName, Name] = Field(default_factory=dict)
     columns: ColumnsConfig | None = None  # of rows and sets; None: data.columns
     sparse: bool = False  # by the training's schedule; otherwise dense
+    # Of several policies: those that are measured, each by itself; None: all that learn.
+    policies: tuple[PolicyName, ...] | None = None
+    # Play the run's episode on these rows, instead of one answer each; of several policies beside.
+    episode: bool = False
 
     def _check(self) -> None:
         refuse_many({"prompts": self.prompts, "samples": self.samples})
@@ -311,6 +335,89 @@ class RateConfig(OptimiserConfig):
     weight_decay: Weight = 0.0
 
 
+class OwnAttentionConfig(AttentionConfig):
+    """Attention of one of several policies, which is checked when it is laid over the run's."""
+
+    def _check(self) -> None:
+        """A flow alone may be that of the run's budget."""
+
+
+class OwnDecodingConfig(DecodingConfig):
+    """Decoding of one of several policies, which is checked when it is laid over the run's."""
+
+    attention: OwnAttentionConfig = OwnAttentionConfig()
+
+    def _check(self) -> None:
+        """Exact decoding may be that of the run's budget."""
+
+
+class PolicyConfig(Record):
+    """One of several policies of a run; what is None, or not set, is as in the run's own sections.
+
+    Policies that train an adapter, or nothing, over the weights of `model` share one engine.
+    """
+
+    model: Name | None = None  # weights of its own; None: those of model.name
+    lora: LoraConfig = LoraConfig()
+    frozen: bool = False  # never trained: an opponent, a judge, a reference
+    prompts: Count | None = None  # groups of a batch; None: rollout.prompts
+    team: Share = 0.0  # of the team's reward in its own; 0: its own alone, 1: the team's alone
+    rollout: OwnDecodingConfig | None = None  # its attention and decoding
+    algorithm: AlgorithmConfig | None = None
+    optimiser: RateConfig | None = None
+    gate: GateConfig | None = None
+
+    def _check(self) -> None:
+        if not self.frozen:
+            return
+        for name in ("prompts", "team", "algorithm", "optimiser", "gate"):
+            usual = getattr(self, name) == type(self).model_fields[name].default
+            self.require(usual, name, "none where the policy is frozen")
+        self.require(not self.lora.rank, "lora.rank", "0 where it is frozen: nothing trains it")
+
+    @property
+    def shares_engine(self) -> bool:
+        """Whether it decodes with the weights of the base, and an adapter at most."""
+        return self.model is None and (self.frozen or self.lora.on)
+
+
+Section = TypeVar("Section", bound=Record)
+
+
+def laid_over(base: Section, own: Record | None) -> Section:
+    """A section of the run with what a policy sets in its own, field by field.
+
+    A budget replaces a schedule, and a schedule a budget.
+    """
+    if own is None:
+        return base
+    changes: dict[str, Any] = {}
+    for name in own.model_fields_set:
+        value, usual = getattr(own, name), getattr(base, name)
+        whole = not isinstance(value, Record) or isinstance(value, Choice)
+        if value is not None:  # as if it were not set: files have no None
+            changes[name] = value if whole else laid_over(usual, value)
+    if isinstance(own, AttentionConfig) and own.budget is not None:
+        changes = {"schedule": None, "force": False} | changes
+    elif isinstance(own, AttentionConfig) and own.schedule is not None:
+        changes = {"budget": None} | changes
+    return base.replace(**changes)
+
+
+@contextmanager
+def refused_as(place: str) -> Iterator[None]:
+    """Raise what is wrong with a section as the problem of a place."""
+    try:
+        yield
+    except ValidationError as error:
+        detail = error.errors()[0]
+        path, cause = [place, *map(str, detail["loc"])], detail.get("ctx", {}).get("error")
+        if isinstance(cause, FieldError):
+            field = ".".join([*path, cause.field])
+            raise FieldError(field, cause.value, cause.allowed) from None
+        raise FieldError(".".join(path), detail["input"], str(cause or detail["msg"])) from None
+
+
 _OF_ROWS = ("rollout.max_prompt", "validation")  # settings that are for certain rows
 
 
@@ -328,6 +435,8 @@ class TrainConfig(Record):
     validation: ValidationConfig = ValidationConfig()
     dispatch: TrainDispatchConfig = TrainDispatchConfig()  # of run.loop = async
     run: TrainRunConfig = TrainRunConfig()
+    # Several policies by name, which the episode gets by name; none: the one of the sections above.
+    policies: dict[PolicyName, PolicyConfig] = Field(default_factory=dict)
 
     shortcuts: ClassVar = {
         "model": "model.name",
@@ -394,6 +503,96 @@ class TrainConfig(Record):
             self._refuse_seen()
         if self.run.loop == "async":
             self._check_async()
+        if self.policies:
+            self._check_policies()
+        allowed = "names of policies" if self.policies else "none without policies"
+        for place, section in (("validation", self.validation), ("rollout", self.rollout.agents)):
+            place += ".agents.policies" if place == "rollout" else ".policies"
+            named = {*(section.policies or ())} <= self.policies.keys()
+            self.require(named, place, allowed, section.policies)
+        played = self.rollout.episode is not None or not self.validation.episode
+        self.require(played, "validation.episode", "false without rollout.episode")
+
+    def _check_policies(self) -> None:
+        """Refuse what several policies cannot do yet."""
+        if self.run.loop == "async":
+            staleness, in_flight = self.dispatch.staleness, self.dispatch.in_flight
+            only = self.dispatch == TrainDispatchConfig(staleness=staleness, in_flight=in_flight)
+            self.require(only, "dispatch", "staleness and in_flight alone with policies")
+        self.require(self.run.ray is None, "run.ray", "none with policies")
+        self.require(not self.rollout.url, "rollout.url", "none with policies")
+        self.require(not self.rollout.distill.on, "rollout.distill.rank", "0 with policies")
+        self.require(not self.model.lora.on, "model.lora.rank", "0: policies have theirs")
+        self.require(self.run.learner == "sparrow", "run.learner", "sparrow with policies")
+        self.require(self.rollout.episode is not None, "rollout.episode", "one with policies")
+        allowed = "true with policies: their engines keep their memory"
+        self.require(self.rollout.sleep, "rollout.sleep", allowed)
+        trained = [name for name, policy in self.policies.items() if not policy.frozen]
+        self.require(trained, "policies", "one that is not frozen, at least")
+        for name in self.policies:
+            self._check_policy(name)
+
+    def _check_policy(self, name: str) -> None:
+        prompts = self.policies[name].prompts or self.rollout.prompts
+        allowed = f"a divisor of policies.{name}.prompts, {prompts}"
+        self.require(prompts % self.batch.updates == 0, "batch.updates", allowed)
+        own, place = self.policy(name), f"policies.{name}"  # checked as a run of its own
+        usual = AlgorithmConfig().refills
+        allowed = f"{usual} with policies: no more episodes are played in a round"
+        refills = own.algorithm.refills
+        self.require(refills == usual, f"{place}.algorithm.refills", allowed, refills)
+        if self.policies[name].frozen:
+            return
+        decay, kl = own.optimiser.decay, own.algorithm.kl
+        greedy = "remax" in (own.algorithm.name, own.algorithm.advantage)
+        allowed = "0 with policies: how many steps each will take is not known"
+        self.require(not decay, f"{place}.optimiser.decay", allowed, decay)
+        allowed = "0 with policies, which have no reference"
+        self.require(not kl, f"{place}.algorithm.kl", allowed, kl)
+        allowed = "none with a greedy baseline, with policies"
+        self.require(not greedy, f"{place}.algorithm.name", allowed, own.algorithm.name)
+
+    def policy(self, name: str) -> "TrainConfig":
+        """The settings of one of several policies, as those of a run with it alone."""
+        own, sections = self.policies[name], self._sections(name)
+        agents = self.rollout.agents.replace(policies=())
+        changes = {"prompts": own.prompts or self.rollout.prompts, "agents": agents}
+        with refused_as(f"policies.{name}"):
+            return self.replace(
+                model=self.model.replace(name=own.model or self.model.name, lora=own.lora),
+                rollout=sections.pop("rollout").replace(**changes),
+                **sections,
+                validation=self.validation.replace(policies=None, episode=False),
+                policies={},
+            )
+
+    def _sections(self, name: str) -> dict[str, Record]:
+        """The sections of the run with what a policy sets in them."""
+        found = dict[str, Record]()
+        for part in ("rollout", "algorithm", "optimiser", "gate"):
+            with refused_as(f"policies.{name}.{part}"):
+                found[part] = laid_over(getattr(self, part), getattr(self.policies[name], part))
+        return found
+
+    def _filled(self, name: str) -> PolicyConfig:
+        """A policy whose own sections are whole."""
+        policy, sections = self.policies[name], self._sections(name)
+        decoding = sections["rollout"].model_dump(include={*OwnDecodingConfig.model_fields})
+        whole = {**sections, "rollout": OwnDecodingConfig.model_validate(decoding)}
+        own = {part: each for part, each in whole.items() if getattr(policy, part) is not None}
+        return policy.replace(**own)
+
+    @field_serializer("policies", mode="wrap")
+    def _resolved(
+        self,
+        policies: dict[str, PolicyConfig],
+        write: SerializerFunctionWrapHandler,
+        info: SerializationInfo,
+    ) -> Any:
+        """Sections are written whole: read again, all of their fields are set."""
+        if info.exclude_unset:
+            return write(policies)
+        return write({name: self._filled(name) for name in policies})
 
     def _check_async(self) -> None:
         """Refuse what the asynchronous loop cannot do yet."""
@@ -464,6 +663,7 @@ DATA = {
     "model.lora.adapter",
     "model.lora.targets",
     "model.name",
+    "rollout.agents.policies",
     "rollout.attention.schedule",
     "rollout.decoding",
     "rollout.distill.adapter",
@@ -481,6 +681,7 @@ DATA = {
     "validation.columns.answer",
     "validation.columns.prompt",
     "validation.columns.source",
+    "validation.policies",
     "validation.rows",
 }
 # Arguments of functions and of the chat template, and rows by name: values, never imported.
@@ -495,11 +696,14 @@ def code_settings(config: TrainConfig) -> dict[str, str]:
     return {
         key: text
         for key, text in strings(config.model_dump(mode="json"))
-        if key
-        and re.sub(r"\[\d+\]", "", key) not in DATA
-        and not any(part in key for part in ARGUMENTS)
-        and names_code(text)
+        if key and not _is_data(key) and names_code(text)
     }
+
+
+def _is_data(key: str) -> bool:
+    """Whether a setting never names code, whatever a policy that it is of is called."""
+    key = re.sub(r"\[\d+\]", "", re.sub(r"^policies\.[^.]*\.", "", key))
+    return key in DATA or any(part in key for part in ARGUMENTS)
 
 
 def names_code(text: str) -> bool:

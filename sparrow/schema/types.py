@@ -72,6 +72,13 @@ def folder_name(name: str) -> str:
     return name
 
 
+def policy_name(name: str) -> str:
+    """Refuse names with a dot, which separates the parts of a setting's key."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}", name):
+        raise ValueError("at most 200 letters, digits, '_' and '-', a letter or digit first")
+    return name
+
+
 def plain_url(url: str) -> str:
     """Refuse what is no http address, and keys within it, which files of a run would keep."""
     if not is_web_address(refuse_control(url)):
@@ -134,6 +141,7 @@ Text = Annotated[str, Field(max_length=LONGEST_TEXT), AfterValidator(_refuse_ter
 Setting = bool | int | float | str  # an argument of a function
 Url = Annotated[str, Field(max_length=2048), AfterValidator(plain_url)]
 FolderName = Annotated[str, AfterValidator(folder_name)]
+PolicyName = Annotated[str, AfterValidator(policy_name)]  # also of a folder, and of metrics
 Directory = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_plain_path)]
 FilePath = Directory
 Several = Annotated[tuple[T, ...], BeforeValidator(_several)]  # an option that may be repeated

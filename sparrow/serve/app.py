@@ -289,7 +289,9 @@ def error_response(
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
     kind = KINDS.get(status, INVALID if status < 500 else "server_error")
-    return JSONResponse(responses.error(message, kind, code, param), status, headers)
+    response = JSONResponse(responses.error(message, kind, code, param), status, headers)
+    response.headers[DIGEST] = http_digest(bytes(response.body))  # one that is damaged is noticed
+    return response
 
 
 async def _on_refusal(request: Request, error: Exception) -> JSONResponse:

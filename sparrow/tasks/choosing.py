@@ -8,15 +8,17 @@ from typing import Any
 from sparrow.functions import HERE, resolve
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES, math
-from sparrow.tasks.base import Example, Examples, Row, RowGenerator, Task, Verdict
+from sparrow.tasks.base import Example, Examples, Puzzle, Row, RowGenerator, Task, Verdict
 from sparrow.tasks.code.judging import CodeJudges
 from sparrow.tasks.code.problems import is_problem, parse_problem
+from sparrow.tasks.environments.crafting.task import FORMS, Crafting, is_crafting
+from sparrow.tasks.environments.reasoning_gym import GYM
+from sparrow.tasks.environments.textarena import ARENA, TextArena
 from sparrow.tasks.gym import Gym
 from sparrow.tasks.judging import SETTING, SIGNATURES, InProcess, Judges
 from sparrow.tasks.programming.tasks import ProgrammingTasks
 from sparrow.tasks.rows import FileRows, TaskRows
 
-GYM = "gym/"
 MATH = "math"
 CODE = "code"
 MATH_SCORE = "sparrow.tasks.math:compute_score"
@@ -31,11 +33,25 @@ TRUTH = ("family", "seed", "length")  # what a row of a task is generated from
 
 def is_task(name: str) -> bool:
     """Whether a name is that of a task, not of rows."""
-    return name in PUZZLES or name == CODE or name.startswith(GYM)
+    return _is_puzzle(name) or name == CODE or name.startswith((GYM, ARENA))
+
+
+def _is_puzzle(name: str) -> bool:
+    """Whether a task is judged by our own code, which takes no time and cannot fail."""
+    return name in PUZZLES or is_crafting(name)
+
+
+def find_puzzle(task: str) -> Puzzle | Crafting:
+    """Return a task with gold answers: a puzzle, or one of the crafting world."""
+    if is_crafting(task):
+        return Crafting.named(task)
+    if task not in PUZZLES:
+        raise ValueError(f"task: expected {', '.join(PUZZLES)} or {FORMS}, got {task!r}")
+    return PUZZLES[task]
 
 
 def find_task(task: str) -> RowGenerator:
-    """Return a puzzle by its name, the programming tasks, or gym/NAME of reasoning-gym."""
+    """Return a puzzle, the programming tasks, gym/NAME of reasoning-gym, or textarena/NAME."""
     return ProgrammingTasks() if task == CODE else _find_judged(task)
 
 
@@ -43,11 +59,14 @@ def _find_judged(task: str) -> Task:
     """Return a task whose answers are judged without a sandbox."""
     if task.startswith(GYM):
         return Gym(dataset=task.removeprefix(GYM))
-    if task not in PUZZLES:
+    if task.startswith(ARENA):
+        return TextArena(game=task.removeprefix(ARENA))
+    if not _is_puzzle(task):
         raise ValueError(
-            f"unknown task {task!r}, expected {', '.join(PUZZLES)}, {CODE} or {GYM}NAME"
+            f"unknown task {task!r}, expected {', '.join(PUZZLES)}, {FORMS}, {CODE}, {GYM}NAME or "
+            f"{ARENA}NAME"
         )
-    return PUZZLES[task]
+    return find_puzzle(task)
 
 
 def open_rows(config: RowsConfig, *, seed: int) -> FileRows | TaskRows:
@@ -95,7 +114,7 @@ def open_judge(config: RowsConfig, rows: Examples) -> Judges | InProcess:
         return _judges(config, MATH_SCORE, math.PACKAGE)
     samples = rows.examples if isinstance(rows, FileRows) else (rows.at(0),)
     kinds = {_kind(example) for example in samples}
-    unknown = sorted(kinds - {"puzzle", "gym", MATH, CODE})
+    unknown = sorted(kinds - {"puzzle", "gym", "textarena", MATH, CODE})
     if unknown:
         named = ", ".join(unknown[:8])
         raise ValueError(
@@ -109,7 +128,7 @@ def open_judge(config: RowsConfig, rows: Examples) -> Judges | InProcess:
         raise ValueError(f"{rows.name}: rows with tests of programs need a file of their own")
     if kinds == {"puzzle"}:
         return InProcess(lambda example, text: task_verdict(example.ground_truth, text))
-    needed = {MATH: math.PACKAGE, "gym": "reasoning_gym"}
+    needed = {MATH: math.PACKAGE, "gym": "reasoning_gym", "textarena": "textarena"}
     if MATH in kinds:
         math.load()  # before any process starts: a missing package is reported at once
     return _judges(config, OWN_SCORE, *(needed[kind] for kind in kinds if kind in needed))
@@ -121,12 +140,12 @@ def _judges(config: RowsConfig, score: str, *preload: str) -> Judges:
 
 
 def _kind(example: Example) -> str:
-    """Return puzzle, gym, math or code; otherwise the data_source in quotes."""
+    """Return puzzle, gym, textarena, math or code; otherwise the data_source in quotes."""
     if is_problem(example.ground_truth):
         return CODE
     family = _family(example.ground_truth)
     if family is not None:
-        return "puzzle" if family in PUZZLES else CODE if family == CODE else "gym"
+        return "puzzle" if _is_puzzle(family) else family.partition("/")[0]
     return MATH if MATH_SOURCE.search(example.source) else repr(example.source)
 
 

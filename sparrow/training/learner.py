@@ -159,9 +159,10 @@ class Learner:
     def keep_head(self, version: int, staleness: int) -> None:
         """Keep the LM head of this version for tokens that are learnt from later.
 
-        Of the last `staleness` versions, in host memory; a collective call on all ranks.
+        Of the last `staleness` versions, in host memory; LoRA changes none. A collective call on
+        all ranks.
         """
-        if staleness:
+        if staleness and self.policy.adapter is None:
             self.heads[version] = full_tensor(self.policy.head.detach()).to("cpu", copy=True)
             self.heads = {v: h for v, h in self.heads.items() if v > version - staleness}
 
@@ -302,11 +303,16 @@ class Learner:
         named = self.trained().items()
         weights = {name: weight.to("cpu", copy=True) for name, weight in named}
         state = {"taken": self.taken, "weights": weights, "moments": moments(self.optimiser)}
-        if (adapter := self.policy.adapter) is not None:
-            state["lora"] = {"alpha": adapter.alpha, "rslora": adapter.rslora}
-        return state
+        return state if self._scaling() is None else {**state, "lora": self._scaling()}
+
+    def _scaling(self) -> dict[str, Any] | None:
+        """How the adapter that is trained is scaled; None: there is none."""
+        adapter = self.policy.adapter
+        return None if adapter is None else {"alpha": adapter.alpha, "rslora": adapter.rslora}
 
     def restore(self, state: dict[str, Any]) -> None:
+        if state.get("lora") != self._scaling():
+            raise ValueError(f"LoRA of {state.get('lora')}, here {self._scaling()}")
         with torch.no_grad():
             for name, weight in self.policy.trained().items():
                 weight.copy_(_like(weight, state["weights"][name]))

@@ -26,7 +26,8 @@ def adamw(trained: Iterable[Tensor], config: OptimiserConfig) -> torch.optim.Ada
 def rate_at(config: OptimiserConfig, step: int, steps: int) -> float:
     """The learning rate of a step (from 0): linear warm-up, constant, linear decay."""
     up = (step + 1) / config.warm_up if step < config.warm_up else 1.0
-    left = (steps - 1 - step) / config.decay if step >= steps - config.decay else 1.0
+    decays = config.decay and step >= steps - config.decay
+    left = (steps - 1 - step) / config.decay if decays else 1.0
     return config.rate * min(up, config.final + (1 - config.final) * left)
 
 

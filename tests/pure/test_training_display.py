@@ -2,9 +2,11 @@
 
 import io
 import math
+from typing import Any
 
 import pytest
 from rich.console import Console
+from support.run_folders import team_step
 
 from sparrow.cli.training_display import Display
 
@@ -99,3 +101,29 @@ def test_on_a_terminal_lines_stay_and_the_cursor_comes_back() -> None:
     assert text.startswith("a [run]\n")
     assert text.count("gate: bin 2048 runs dense") == text.count("0.871") == 1
     assert "\x1b[?25h" in text
+
+
+def test_several_policies_have_a_line_each() -> None:
+    """One that has not learnt has no figures; a frozen one has no line."""
+    file = io.StringIO()
+    with Display(Console(file=file), steps=8, first=0, header=[]) as display:
+        display.step(team_step(0))
+        display.step(team_step(1))
+    _, first, waits, second, learns, note = file.getvalue().splitlines()
+    assert first.split()[:2] == ["0", "0.500"]
+    assert "solver: version 1" in first
+    assert waits.strip() == "checker: version 0, 1 groups pending"
+    assert second.split()[:2] == ["1", "0.520"]
+    assert learns.split()[0] == "0.100"
+    assert "checker: version 1" in learns
+    assert "no token was measured" in note  # of the checker, whose gate measured nothing
+
+
+def test_p05_of_a_policy_is_coloured_by_its_own_target() -> None:
+    for targets, code in (({"solver": 0.95}, "1;31"), ({"checker": 0.95}, "32")):
+        file = io.StringIO()
+        console = Console(file=file, force_terminal=True, width=120, color_system="standard")
+        settings: Any = {"steps": 8, "first": 0, "header": [], "target": 0.5, "targets": targets}
+        with Display(console, **settings) as display:
+            display.step(team_step(0))
+        assert f"\x1b[{code}m 0.900" in file.getvalue()

@@ -82,6 +82,46 @@ def training(folder: Path, *, steps: int = 12, after: float = 0.9, seed: int = 0
     return folder
 
 
+def team_step(number: int) -> Plain:
+    """A round: the solver learns in each, the checker in every other one, the opponent never."""
+    update = {"steps": 1.0, "staleness_mean": 0.25, "tokens_learnt": 64.0}
+    solver = {key: value for key, value in step(number).items() if key != "step"}
+    solver |= {**update, "version": number + 1.0, "pending": 0.0}
+    checker = {"critic/score/mean": 0.1 * number, **update} if number % 2 else {"steps": 0.0}
+    checker |= {"version": float((number + 1) // 2), "pending": float((number + 1) % 2)}
+    own: dict[str, Plain] = {"solver": solver, "checker": checker, "opponent": {}}
+    return {
+        "step": number,
+        "critic/score/mean": 0.5,
+        "timing_s/step": 60.0,
+        **policies({name: {**values, "tokens_sampled": 100.0} for name, values in own.items()}),
+    }
+
+
+def policies(values: Mapping[str, Plain]) -> Plain:
+    """Metrics by policy under their names in the files."""
+    return {f"policy/{name}/{key}": x for name, own in values.items() for key, x in own.items()}
+
+
+def team_training(folder: Path, *, steps: int = 6) -> Path:
+    """A run of several policies, one of them with a gate of its own."""
+    training(folder, steps=steps)
+    settings = SETTINGS.format(attention="budget = 64", seed=0)
+    settings += "[policies.checker]\nfrozen = false\n[policies.checker.gate]\ntarget = 0.5\n"
+    (folder / "config.resolved.toml").write_text(add_digest_line(settings), encoding="utf-8")
+    write_lines(folder / "metrics.jsonl", [team_step(number) for number in range(steps)])
+    held = [validation(0, 0.25), validation(steps, 0.75)]
+    cells = [{key: value for key, value in line.items() if key != "step"} for line in held]
+    lines = [
+        {"step": line["step"], **policies({"solver": cell, "checker": cell})}
+        for line, cell in zip(held, cells, strict=True)
+    ]
+    write_lines(folder / "validation.jsonl", lines)
+    reason = "policy solver: budgets are raised"
+    write_lines(folder / "actions.jsonl", [{"step": 3, "kind": "raise", "reason": reason}])
+    return folder
+
+
 def asynchronous_step(number: int) -> Plain:
     """What an asynchronous run adds to the metrics of a step."""
     made = {"async/staleness_mean": 0.5, "async/staleness_max": 1.0 + number % 2}

@@ -17,6 +17,7 @@ from sparrow.dataflow.local.rollout import RolloutSide
 from sparrow.dataflow.local.run import Run, open_run
 from sparrow.engine.engine import Engine
 from sparrow.files import read_lines as lines
+from sparrow.models.lora import Adapter
 from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import WORDS, Example, Verdict, puzzle_tokenizer
 
@@ -54,6 +55,13 @@ def model_folder(
     if chat:
         tokenizer.chat_template = chat if isinstance(chat, str) else CHAT
     return models.save(made, folder, tokenizer=tokenizer)
+
+
+def far_adapter(model: Path, folder: Path, seed: int = 1) -> Path:
+    """An adapter that changes what a model says."""
+    place: Json = {"b_std": 0.5, "dtype": torch.float32, "device": "cpu"}
+    Adapter.random(models.load(model, device="cpu").spec, 4, seed=seed, **place).save(folder)
+    return folder
 
 
 def settings(model: Path, folder: Path, /, **changes: Mapping[str, Any]) -> Json:

@@ -1,4 +1,6 @@
-"""Ten long texts that every installation has: documentation and sources of what Sparrow installs.
+"""Long texts that every installation has: documentation and sources of what Sparrow installs.
+
+Ten to search flows with, six to validate what was found, eight held out (`SPLITS`).
 
 They are found, not shipped: texts.json says where. Each has the sha256 of the file it was measured
 with; another version of its package has another text, which is said and never hidden: figures are
@@ -13,13 +15,15 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from sparrow.files import read_text
 
 CUT = 48_000  # characters: what 8192 tokens need at most (5.8 a token; ours have 2.7 to 4.6)
 ENDINGS = (".txt", ".py", ".md")
 METADATA = "METADATA"
+Split = Literal["search", "validation", "held-out"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 class Text(NamedTuple):
@@ -42,6 +46,7 @@ class TextSource(NamedTuple):
     package: str
     path: str  # inside the package; "" is the module itself
     sha256: str
+    split: Split = "search"
 
     def file(self) -> Path:
         """The file, wherever this Python has it; ValueError where it has none."""
@@ -82,19 +87,21 @@ _LISTED = files(__package__).joinpath("texts.json").read_text(encoding="utf-8")
 SOURCES = tuple(TextSource(**about) for about in json.loads(_LISTED))
 
 
-def standard(report: Callable[[str], None] | None = None) -> list[Text]:
-    """The ten texts; what differs from the measured ones is reported."""
-    texts = [source.read() for source in SOURCES]
+def standard(report: Callable[[str], None] | None = None, split: Split = "search") -> list[Text]:
+    """The texts of a split; what differs from the measured ones is reported."""
+    texts = [source.read() for source in SOURCES if source.split == split]
     for note in (text.note for text in texts if text.note):
         (report or (lambda _: None))(note)
     return texts
 
 
-def write(folder: str | Path, report: Callable[[str], None] | None = None) -> Path:
-    """Copy the ten texts, as far as they are read, into a folder; for another machine."""
+def write(
+    folder: str | Path, report: Callable[[str], None] | None = None, split: Split = "search"
+) -> Path:
+    """Copy the texts of a split, as far as they are read, into a folder; for another machine."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    for text in standard(report):
+    for text in standard(report, split):
         (place / f"{text.name}.txt").write_bytes(text.text.encode())
     return place
 

@@ -21,6 +21,7 @@ from sparrow.dataflow.run_files import (
     saved_step,
 )
 from sparrow.files import expanded, has_sums, lock_holder, printable
+from sparrow.schema.agents import LEVEL, AgentNode, audit_tree, trees
 from sparrow.schema.asynchronous import PROMPTS, AuditResult
 from sparrow.schema.episode import Group
 from sparrow.schema.loading import read_resolved
@@ -52,8 +53,24 @@ class _Rollouts:
     """What the saved rollouts of a run say."""
 
     compared: int = 0
+    trees: int = 0  # of agents
     oldest: int | None = None
     problems: list[str] = field(default_factory=list)
+
+    def audit_trees(self, step: int, groups: Sequence[Group], config: TrainConfig | None) -> None:
+        """Whether every agent ended once, within the limits of the run, and said what is saved."""
+        rollout = None if config is None else config.rollout
+        for group in groups:
+            found = trees(node for t in group.trajectories for node in t.agents)
+            self.trees += len(found)
+            where = f"rollouts of step {step}, prompt {printable(group.prompt_id)[:LONGEST]}"
+            for tree in found:
+                problems = audit_tree(tree, None if rollout is None else rollout.agents)
+                play = f"{where}, play {tree[0].node[0]}"
+                self.problems += [f"{play}: {problem}" for problem in problems]
+            self.problems += [f"{where}: {text}" for text in _unlike_records(group, found)]
+            if found and rollout is not None and len(found) != rollout.samples:
+                self.problems.append(f"{where}: {len(found)} trees of {rollout.samples} plays")
 
 
 def audit(folder: Path, *, rollouts: bool = True) -> AuditResult:
@@ -61,7 +78,7 @@ def audit(folder: Path, *, rollouts: bool = True) -> AuditResult:
     folder = training_folder(folder)
     file = folder / PROMPTS
     if not file.exists():
-        raise ValueError(f"{folder} has no {PROMPTS}: only asynchronous runs have one (run.loop)")
+        return _audit_trees(folder, rollouts)
     running = lock_holder(folder) is not None
     before, saved = _steps(folder), saved_step(folder) or 0
     with open_ledger(file) as read:
@@ -92,6 +109,7 @@ def audit(folder: Path, *, rollouts: bool = True) -> AuditResult:
         open=counted.open,
         waiting=counted.waiting,
         compared=kept.compared,
+        trees=kept.trees,
         oldest=kept.oldest,
         notes=tuple(notes),
         problems=(
@@ -101,6 +119,51 @@ def audit(folder: Path, *, rollouts: bool = True) -> AuditResult:
             *(() if config is None else _broken_settings(progress, read.batches, config)),
             *kept.problems,
         ),
+    )
+
+
+def _unlike_records(group: Group, trees: Sequence[Sequence[AgentNode]]) -> list[str]:
+    """Where trajectories of agents are not those of their records."""
+    said = {
+        t.node: int(t.loss_mask.sum()) for t in group.trajectories if t.subgroup.startswith(LEVEL)
+    }
+    recorded = {node.node: node.tokens for tree in trees for node in tree if node.steps}
+    return [
+        f"the agent at {place} sampled {recorded.get(place, 0)} tokens by its record, and "
+        f"{said.get(place, 0)} by its trajectory"
+        for place in sorted({*said, *recorded})
+        if said.get(place) != recorded.get(place)
+    ]
+
+
+def _audit_trees(folder: Path, rollouts: bool) -> AuditResult:
+    """Audit a synchronous run, which has no ledger: the trees of agents in its saved rollouts."""
+    notes, kept = list[str](), _Rollouts()
+    config = _config(folder, notes)
+    for step in rollout_steps(folder) if rollouts else ():
+        kept.compared += 1
+        kept.audit_trees(step, read_rollouts(folder, step), config)
+    if not kept.trees:
+        raise ValueError(
+            f"{folder} has no {PROMPTS}, which asynchronous runs have (run.loop; not those of "
+            "several policies), and no trees of agents in saved rollouts (run.rollouts)"
+        )
+    return AuditResult(
+        run=printable(str(folder)),
+        running=lock_holder(folder) is not None,
+        steps=len(_steps(folder)),
+        begun=False,
+        prompts=0,
+        used=0,
+        dropped={},
+        again={},
+        open=0,
+        waiting=0,
+        compared=kept.compared,
+        trees=kept.trees,
+        oldest=None,
+        notes=("the run is synchronous: it has no ledger of prompts", *notes),
+        problems=tuple(kept.problems),
     )
 
 
@@ -233,6 +296,7 @@ def _compare(
             kept.problems.append(str(error))
             continue
         kept.compared += 1
+        kept.audit_trees(step, groups, config)
         kept.problems += _other_prompts(step, groups, batches.get(step, UsedPrompts((), ())), rows)
         ages = [step - version for group in groups for version in _versions(group)]
         kept.oldest = max([*ages, kept.oldest or 0])

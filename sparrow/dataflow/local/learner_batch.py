@@ -37,19 +37,25 @@ def credited_samples(
 
 
 def credit(groups: Sequence[Group], algorithm: Algorithm, *, limit: int) -> list[TrainSample]:
-    """Samples with their advantages, by rewards that are shaped if the algorithm says so."""
+    """Samples with their advantages, by rewards that are shaped if the algorithm says so.
+
+    A trajectory is compared with those of its prompt and subgroup.
+    """
+    parts = [(group, numbers) for group in groups for numbers in group.subgroups()]
     rewards = [
-        Rewards(
-            rewards=np.array([shaped_reward(t, algorithm, limit) for t in group.trajectories]),
-            baseline=group.baseline,
-        )
-        for group in groups
+        Rewards(np.array([_shaped(group, n, algorithm, limit) for n in numbers]), group.baseline)
+        for group, numbers in parts
     ]
-    return [
-        TrainSample.of(trajectory, float(advantage))
-        for group, advantages in zip(groups, algorithm.advantage(rewards), strict=True)
-        for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
-    ]
+    samples = {
+        (id(group), number): TrainSample.of(group.trajectories[number], float(advantage))
+        for (group, numbers), advantages in zip(parts, algorithm.advantage(rewards), strict=True)
+        for number, advantage in zip(numbers, advantages, strict=True)
+    }
+    return [samples[id(group), n] for group in groups for n in range(len(group.trajectories))]
+
+
+def _shaped(group: Group, number: int, algorithm: Algorithm, limit: int) -> float:
+    return shaped_reward(group.trajectories[number], algorithm, limit)
 
 
 def actor_states(rollouts: RolloutBatch) -> list[Float32Matrix | None]:
@@ -151,7 +157,8 @@ def _decoded(trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
     The first token of an answer comes from the dense prefill: it says nothing of sparse decoding.
     """
     places = np.flatnonzero(trajectory.loss_mask)
-    decoded = (trajectory.weight_version >= 0)[places - 1]
+    starts = [turn.start for turn in trajectory.turns]  # of a reply to oneself, too
+    decoded = (trajectory.weight_version >= 0)[places - 1] & ~np.isin(places, starts)
     return decoded, places[decoded].astype(np.int32)
 
 

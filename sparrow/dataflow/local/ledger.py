@@ -21,7 +21,7 @@ from sparrow.dataflow.local.metrics import validation_metrics
 from sparrow.dataflow.run_files import RunFiles, write_rollouts
 from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.evaluation import Evaluation, describe_problems
-from sparrow.schema.gate import GateCheck
+from sparrow.schema.gate import GateAction
 from sparrow.schema.train import GateConfig, TrainConfig
 from sparrow.training.update import UpdateStats
 
@@ -88,7 +88,7 @@ class Ledger:
         self,
         rollouts: RolloutBatch,
         updates: Sequence[UpdateStats],
-        look: GateCheck,
+        actions: Sequence[GateAction],
         metrics: Mapping[str, float],
     ) -> None:
         """Record a step that was taken: progress, faults, metrics, rollouts and gate actions."""
@@ -103,18 +103,23 @@ class Ledger:
             self.files.metrics(number, values)
             if (every := self.config.run.rollouts) and number % every == 0:
                 write_rollouts(self.files.folder, number, rollouts.groups)
-            for action in look.actions:
+            for action in actions:
                 self.files.action(to_dict(action))
-        for action in look.actions:
+        for action in actions:
             if action.kind == "stop":  # before the checkpoint of this step
-                settings = self.config.gate.model_dump_json()
-                self.stopped = {"reason": action.reason, "gate": settings}
+                self.stopped = {"reason": action.reason, "gate": self._gates()}
             self._notify(number, f"gate {action.kind}: {action.reason}")
-        if values.get("critic/advantages/zero_frac") == 1:
-            equal = "the rewards of every group are equal, so every advantage is 0"
-            unmoved = any(update.no_signal for update in updates)
-            self._notify(number, f"{equal}; no optimiser step" if unmoved else equal)
+        for name in [*self.config.policies] or [""]:
+            self._say_if_equal(number, name, values)
         self.callbacks.step({"step": number, **values})
+
+    def _say_if_equal(self, number: int, policy: str, values: Mapping[str, float]) -> None:
+        """Say that there is nothing to tell answers apart by; policy: of several, its name."""
+        place, whose = (f"policy/{policy}/", f"policy {policy}: ") if policy else ("", "")
+        if values.get(f"{place}critic/advantages/zero_frac") == 1:
+            equal = f"{whose}the rewards of every group are equal, so every advantage is 0"
+            unmoved = values.get(f"{place}actor/no_signal_updates")
+            self._notify(number, f"{equal}; no optimiser step" if unmoved else equal)
 
     def _notify(self, number: int, text: str, style: str = "yellow") -> None:
         self.callbacks.event(f"step {number}: {text}", style)
@@ -138,7 +143,8 @@ class Ledger:
         skipped = [update for update in updates if update.skipped]
         self.counts["skipped_updates"] += len(skipped)
         if not updates:
-            self._notify(number, "no samples to learn from, no update")
+            if not self.config.policies:  # of several, a round says it of each
+                self._notify(number, "no samples to learn from, no update")
             return
         self.skips = self.skips + 1 if skipped else 0
         if skipped:
@@ -149,21 +155,31 @@ class Ledger:
                 "red",
             )
 
-    def record_validation(self, step: int, evaluation: Evaluation) -> None:
-        """Record the held-out accuracy after a number of steps."""
-        values = validation_metrics(evaluation)
+    def record_validation(
+        self,
+        step: int,
+        evaluations: Mapping[str, Evaluation],
+        more: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record the held-out accuracy after a number of steps, by prefix of the metrics."""
+        found = {prefix: validation_metrics(each) for prefix, each in evaluations.items()}
+        if more:
+            found[""] = found.get("", {}) | dict(more)
         if self.files is not None:
+            values = {f"{p}{name}": x for p, own in found.items() for name, x in own.items()}
             self.files.validation(step, values)
-        shown = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
-        self.callbacks.event(f"after {step} steps: {shown}", "cyan")
-        for problem in evaluation.problems:
+        for prefix, own in found.items():
+            shown = ", ".join(f"{name} {value:.3g}" for name, value in own.items())
+            whose = f", {prefix.rstrip('/').replace('/', ' ')}" if prefix else ""
+            self.callbacks.event(f"after {step} steps{whose}: {shown}", "cyan")
+        for problem in (text for each in evaluations.values() for text in each.problems):
             self.callbacks.event(f"after {step} steps: {problem}", "red")
 
     # Stopping.
 
-    def raise_if_stopped(self, look: GateCheck) -> None:
+    def raise_if_stopped(self, actions: Sequence[GateAction]) -> None:
         """Raise if the gate stopped the run, or too many steps had no finite loss."""
-        for action in look.actions:
+        for action in actions:
             if action.kind == "stop":
                 raise GateStop(action.reason)
         if self.skips >= self.config.run.skips:
@@ -174,15 +190,22 @@ class Ledger:
 
     def refuse_stopped(self) -> None:
         """Raise if the gate stopped this run and its settings have not changed since."""
-        if (
-            self.stopped
-            and GateConfig.model_validate_json(self.stopped["gate"]) == self.config.gate
-        ):
+        if self.stopped and self._has_gates(self.stopped["gate"]):
             raise ValueError(
                 f"the gate stopped this run: {self.stopped['reason']}. To continue anyway, change "
                 "the gate: gate.mode=warn, or another bound (gate.target)"
             )
         self.stopped = {}
+
+    def _gates(self) -> str:
+        """The settings of the gate, or of those of several policies."""
+        views = [self.config.policy(name) for name in self.config.policies] or [self.config]
+        return "\n".join(view.gate.model_dump_json() for view in views)
+
+    def _has_gates(self, settings: str) -> bool:
+        """Whether the gates still have these settings; those of an older version may be fewer."""
+        found = [GateConfig.model_validate_json(line) for line in settings.splitlines()]
+        return found == [GateConfig.model_validate_json(g) for g in self._gates().splitlines()]
 
     # Checkpoints.
 
@@ -193,7 +216,11 @@ class Ledger:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the counters; ValueError if they have wrong types (a digest proves no origin)."""
         counters = {name: state[name] for name in self.state()}
-        others = {"gate_step": state["gate"]["step"], "updates": state["learner"]["taken"]}
+        parts = [state] if "learner" in state else list(state["policies"].values())  # of several
+        steps, taken = zip(
+            *((p["gate"]["step"], p["learner"]["taken"]) for p in parts), strict=True
+        )
+        others = {"gate_step": max(steps), "updates": sum(taken)}
         progress = from_dict(Progress, counters | others)
         self.step, self.position, self.skips = progress.step, progress.position, progress.skips
         self.counts, self.stopped = Counter(progress.counts), progress.stopped

@@ -25,7 +25,7 @@ from sparrow.dataflow.local.messages import (
     Unjudged,
 )
 from sparrow.dataflow.local.metrics import step_metrics
-from sparrow.dataflow.local.run import Run, open_parts
+from sparrow.dataflow.local.run import Run, open_parts, open_run
 from sparrow.dataflow.run_files import (
     CHECKPOINTS,
     read_rollouts,
@@ -34,6 +34,9 @@ from sparrow.dataflow.run_files import (
     write_rollouts,
 )
 from sparrow.dataflow.stopping import Stopped
+from sparrow.dataflow.team.asynchronous import take_steps
+from sparrow.dataflow.team.opening import open_team, open_team_parts
+from sparrow.dataflow.team.run import TeamRun
 from sparrow.engine.answer import ResolvedDecoding
 from sparrow.models.weights import EMBEDDING
 from sparrow.schema.episode import Group
@@ -41,6 +44,11 @@ from sparrow.schema.loading import RESOLVED, read_resolved
 from sparrow.schema.train import TrainConfig, code_settings
 from sparrow.schema.types import Report
 from sparrow.training.update import UpdateStats
+
+
+def open_training(config: TrainConfig, **parts: Any) -> Run:
+    """Open a run of one policy or of several; `parts` are those of `open_run`."""
+    return (open_team if config.policies else open_run)(config, **parts)
 
 
 def train(run: Run) -> Path:
@@ -53,13 +61,23 @@ def train(run: Run) -> Path:
         if run.step == 0 or run.lacks_validation():
             run.validate()
         while run.step < run.config.run.steps:
-            step(run)
+            _take(run)
         run.finish_validations()
     except (Stopped, GateStop, Diverged, Unjudged, EpisodeFailed):
         run.save()
         raise
     run.save()
     return run.finish()
+
+
+def _take(run: Run) -> None:
+    """Take a step; of several policies that run asynchronously, some."""
+    if not isinstance(run, TeamRun):
+        step(run)
+    elif run.config.run.loop == "async":
+        take_steps(run)
+    else:
+        run.take_step()
 
 
 def step(run: Run) -> None:
@@ -83,10 +101,10 @@ def step(run: Run) -> None:
     with clock("weights"):
         run.sync_weights()
     metrics = step_metrics(rollouts, batch, updates, look, clock.seconds(), distilled, kl=kl)
-    run.ledger.record(rollouts, updates, look, metrics)
+    run.ledger.record(rollouts, updates, look.actions, metrics)
     run.validate_if_due()
     run.save_if_due()
-    run.ledger.raise_if_stopped(look)
+    run.ledger.raise_if_stopped(look.actions)
 
 
 def _update(
@@ -142,19 +160,23 @@ def replay(
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     local = config.rollout.replace(url=(), fixed_weights=False)  # servers may be at work
-    with open_parts(config.replace(rollout=local), folder, report=report) as run:
+    make = open_team_parts if config.policies else open_parts
+    with make(config.replace(rollout=local), folder, report=report) as run:
         if chosen:
             run.load_checkpoint(chosen)
         if part == "rollout":
             return _rollout(run, folder, kept, out)
-        return _train(run, _groups(run, folder))
+        groups = _groups(run, folder)
+        return _train_team(run, groups) if isinstance(run, TeamRun) else _train(run, groups)
 
 
 def _groups(run: Run, folder: Path) -> list[Group]:
     """Read the saved trajectories of the run's step; ValueError if the model has no such tokens."""
     groups = read_rollouts(folder, run.step)
     ids = [trajectory.ids for group in groups for trajectory in group.trajectories]
-    vocabulary = len(run.learner.weights()[EMBEDDING])
+    learner = run.learning[0].learner if isinstance(run, TeamRun) else run.learner
+    assert learner is not None
+    vocabulary = len(learner.weights()[EMBEDDING])
     if not ids or any(row.max() >= vocabulary for row in ids):
         raise ValueError(
             f"{rollouts_file(folder, run.step)}: expected trajectories with token ids "
@@ -194,6 +216,7 @@ def _rollout(run: Run, folder: Path, kept: Sequence[int], out: Path | None) -> d
         same = [
             np.array_equal(saved.ids, again.ids)
             and np.array_equal(saved.rollout_logprob, again.rollout_logprob)
+            and np.array_equal(saved.policy_id, again.policy_id)
             for saved, again in zip(before, trajectories, strict=False)
         ]
         result |= {"kept": len(before), "same_tokens": sum(same)}
@@ -210,4 +233,10 @@ def _train(run: Run, groups: Sequence[Group]) -> dict[str, Any]:
     updates, kl = _update(run, batch, decoding, clock)
     distilled = run.learner.distill(batch, decoding, run.step)
     metrics = step_metrics(rollouts, batch, updates, look, clock.seconds(), distilled, kl=kl)
+    return {"step": run.step, **metrics}
+
+
+def _train_team(run: TeamRun, groups: Sequence[Group]) -> dict[str, Any]:
+    """What the policies learn from a round and from what they had not learnt before it."""
+    metrics, _, _ = run.learn(RolloutBatch(groups=tuple(groups), position=run.ledger.position))
     return {"step": run.step, **metrics}

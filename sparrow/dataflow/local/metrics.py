@@ -1,16 +1,19 @@
 """Metrics of a step, under the names of common dashboards (verl's) and our own."""
 
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from sparrow.dataflow.local.messages import LearnerBatch, RolloutBatch
+from sparrow.schema.agents import AgentNode, AgentStatus, trees
 from sparrow.schema.base import Float32Array
-from sparrow.schema.episode import Trajectory
+from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import AcceptanceReading, GateCheck
 from sparrow.schema.gate import metrics as gate_metrics
+from sparrow.schema.run_folder import POLICY
 from sparrow.schema.sampling import SpeculationStats
 from sparrow.stats import FAR_TAIL, TAIL, UNCERTAIN, hard_misses
 from sparrow.training.distillation import DistillUpdate
@@ -36,7 +39,7 @@ def step_metrics(
     trajectories = rollouts.trajectories
     tokens = sum(map(len, trajectories))
     return (
-        _rollout(trajectories, rollouts)
+        rollout_metrics(rollouts)
         | rollouts.metrics
         | _advantages(batch)
         | _updates(updates)
@@ -53,7 +56,9 @@ def step_metrics(
     )
 
 
-def _rollout(trajectories: Sequence[Trajectory], rollouts: RolloutBatch) -> Metrics:
+def rollout_metrics(rollouts: RolloutBatch) -> Metrics:
+    """Metrics of the answers alone."""
+    trajectories = rollouts.trajectories
     metrics: Metrics = {
         "data/groups": float(len(rollouts.groups)),
         "data/overlong_prompts": float(len(rollouts.overlong)),
@@ -76,7 +81,47 @@ def _rollout(trajectories: Sequence[Trajectory], rollouts: RolloutBatch) -> Metr
         "prompt_length/mean": float(prompts.mean()),
     }
     accs = [t.acc for t in trajectories if t.acc is not None]
-    return metrics | ({"critic/acc/mean": float(np.mean(accs))} if accs else {})
+    metrics |= {"critic/acc/mean": float(np.mean(accs))} if accs else {}
+    return metrics | agent_metrics([tree for t in trajectories for tree in trees(t.agents)])
+
+
+def agent_metrics(played: Sequence[Sequence[AgentNode]]) -> Metrics:
+    """Trees of agents: their size, how agents ended, and what plays with and without them reach."""
+    if not played:
+        return {}
+    nodes = [node for tree in played for node in tree]
+    found: dict[str, list[float]] = {
+        "count/mean": [len(tree) for tree in played],
+        "spawned": [len(tree) > 1 for tree in played],
+        "tokens/mean": [sum(node.tokens for node in tree) for tree in played],
+        "context/mean": [max(node.context for node in tree) for tree in played],
+        "acc/mean": [tree[0].acc or 0.0 for tree in played],
+        "acc/spawned": [tree[0].acc or 0.0 for tree in played if len(tree) > 1],
+        "acc/alone": [tree[0].acc or 0.0 for tree in played if len(tree) == 1],
+    }
+    for status in get_args(AgentStatus):
+        found[f"status/{status}"] = [node.status == status for node in nodes]
+    for depth in sorted({node.depth for node in nodes}):
+        level = [node for node in nodes if node.depth == depth]
+        found[f"level_{depth}/acc"] = [node.acc or 0.0 for node in level]
+        found[f"level_{depth}/tokens"] = [node.tokens for node in level]
+    means = {f"agents/{name}": float(np.mean(values)) for name, values in found.items() if values}
+    return means | {"agents/depth/max": float(max(node.depth for node in nodes))}
+
+
+def policy_metrics(name: str, values: Mapping[str, float]) -> Metrics:
+    """Metrics of one of several policies, under its name."""
+    return {f"{POLICY}{name}/{key}": float(value) for key, value in values.items()}
+
+
+def sampled_tokens(groups: Sequence[Group], policy: int) -> int:
+    """Tokens that one of several policies sampled."""
+    return sum(int((t.policy_id == policy).sum()) for g in groups for t in g.trajectories)
+
+
+def learnt_tokens(groups: Sequence[Group]) -> int:
+    """Tokens in the loss."""
+    return sum(int(t.loss_mask.sum()) for group in groups for t in group.trajectories)
 
 
 def _advantages(batch: LearnerBatch) -> Metrics:

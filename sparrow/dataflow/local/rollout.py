@@ -7,14 +7,15 @@ gives the same tokens (on a CPU bit for bit), however many episodes run concurre
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from sparrow.dataflow.backend import RolloutBackend, Sampler
-from sparrow.dataflow.episodes import Actor, Episode, shaped_reward
-from sparrow.dataflow.evaluation import Part, evaluate
+from sparrow.dataflow.episodes import Actor, Episode, is_informative, shaped_reward
+from sparrow.dataflow.evaluation import Part, evaluate, summarise_plays
 from sparrow.dataflow.event_loop import run_coroutine
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.local.messages import (
@@ -39,7 +40,6 @@ from sparrow.schema.train import TrainConfig
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.tasks.base import Example, Examples, Judge
-from sparrow.training.objectives.advantages import informative
 from sparrow.training.objectives.algorithms import Algorithm
 from sparrow.training.world import World, interleave
 
@@ -110,10 +110,57 @@ class RolloutSide(RolloutProtocol):
         arguments = (self.backend, self.validation, self.language, params)
         sparse = config.validation.sparse if sparse is None else sparse
         decoding = self.decoding(schedule) if sparse else DENSE
+        if config.validation.episode:
+            return self.world.on_first_rank(lambda: self._evaluate_plays(schedule, decoding))
         return self.world.on_first_rank(
             lambda: evaluate(*arguments, model=config.model.name, decoding=decoding).evaluation,
             (Unjudged,),
         )
+
+    def _evaluate_plays(self, schedule: Schedule | None, decoding: ResolvedDecoding) -> Evaluation:
+        """Accuracy of the episode's plays on held-out rows."""
+        played = zip(self.validation, self.play_held_out(schedule), strict=True)
+        cells = [summarise_plays(part.source, part.length, groups) for part, groups in played]
+        return Evaluation(
+            model=self.config.model.name,
+            attention=decoding.describe(),
+            temperature=1.0,
+            samples=self.config.validation.samples,
+            seed=VALIDATION_SEED,
+            left_out=(),
+            isolation="",
+            cells=tuple(cells),
+        )
+
+    def play_held_out(self, schedule: Schedule | None) -> list[list[Group]]:
+        """The episode on held-out rows, by part: as in training, dense unless validation.sparse."""
+        samples = self.config.validation.samples
+        request = RolloutRequest(
+            step=0, position=0, schedule=schedule, prompts=1, samples=samples, watched=0
+        )
+
+        async def play(sampler: Any, position: int, example: Example, judge: Judge) -> Group:
+            slot = PromptSlot(example, VALIDATION_SEED + position, watched=0)
+            actor = self.held_out_actor(self.actor(request, sampler, slot), judge)
+            trajectories = await self.trajectories(actor, example)
+            return Group(prompt_id=example.id, trajectories=tuple(trajectories))
+
+        async def play_all() -> list[list[Group]]:
+            async with self.serving() as sampler:
+                return [
+                    await asyncio.gather(
+                        *(play(sampler, n, e, part.judge) for n, e in enumerate(part.examples))
+                    )
+                    for part in self.validation
+                ]
+
+        return run_coroutine(self.stopping.run_until_stopped(play_all()))
+
+    def held_out_actor(self, actor: Any, judge: Judge) -> Any:
+        """The actor of a row, for evaluation."""
+        change: dict[str, Any] = {"judge": judge}
+        change |= {} if self.config.validation.sparse else {"decoding": DENSE}
+        return replace(actor, **change)
 
     def close(self) -> None:
         """Stop the verifiers."""
@@ -127,45 +174,50 @@ class RolloutSide(RolloutProtocol):
         """Sample one round of prompts, or as many as dynamic sampling needs and is allowed."""
         kept, groups = list[Group](), list[Group]()
         position, overlong, rounds = request.position, list[str](), 0
-        watched, before = request.watched, Counter(self._verdicts())
+        watched, before = request.watched, Counter(self.verdicts())
         most = self.config.algorithm.refills if self.algorithm.dynamic else 1
         while rounds < most and len(kept) < request.prompts:
             rounds += 1
             count = request.prompts - len(kept)
-            slots, position, skipped = self._next_slots(request, position, count, watched)
+            slots, position, skipped = self.next_slots(request, position, count, watched)
             watched -= sum(slot.watched for slot in slots)
             overlong += skipped
             fresh = self._round(request, slots)
             groups += fresh
             kept += filter(self._is_informative, fresh)
         dropped = [group for group in groups if not self._is_informative(group)]
-        trajectories = [t for group in groups for t in group.trajectories]
-        accs = [t.acc for t in trajectories if t.acc is not None]
-        outcomes = [outcome(t.acc, t.truncated) for t in trajectories if t.acc is not None]
-        verdicts = Counter(self._verdicts()) - before
-        fault = getattr(self.judge, "last_fault", "") if verdicts.keys() & {*FAILED} else ""
-        ranks = self.world.all_gather((verdicts, fault))
         return RolloutBatch(
             groups=tuple(kept),
             position=position,
             overlong=tuple(overlong),
             uninformative=len(dropped),
             watched=self._watched(dropped),
-            acc=sum(accs) / len(accs) if accs else None,
-            outcomes=outcome_shares(outcomes),
             rounds=rounds,
-            verdicts=dict(sum((counts for counts, _ in ranks), Counter[str]())),
-            fault=next((fault for _, fault in ranks if fault), ""),
+            **self.outcomes(groups, before),
         )
 
-    def _verdicts(self) -> Mapping[str, int]:
+    def outcomes(self, groups: Sequence[Group], before: Counter[str]) -> dict[str, Any]:
+        """Accuracy and outcomes of groups, and verdicts since `before`, for a RolloutBatch."""
+        trajectories = [t for group in groups for t in group.trajectories]
+        accs = [t.acc for t in trajectories if t.acc is not None]
+        outcomes = [outcome(t.acc, t.truncated) for t in trajectories if t.acc is not None]
+        verdicts = Counter(self.verdicts()) - before
+        fault = getattr(self.judge, "last_fault", "") if verdicts.keys() & {*FAILED} else ""
+        ranks = self.world.all_gather((verdicts, fault))
+        return {
+            "acc": sum(accs) / len(accs) if accs else None,
+            "outcomes": outcome_shares(outcomes),
+            "verdicts": dict(sum((counts for counts, _ in ranks), Counter[str]())),
+            "fault": next((fault for _, fault in ranks if fault), ""),
+        }
+
+    def verdicts(self) -> Mapping[str, int]:
         """Verdict counts of this rank's judge so far."""
         return getattr(self.judge, "counts", {})
 
     def _is_informative(self, group: Group) -> bool:
         """By accuracy, not by reward: shaping must not make a group look informative."""
-        accs = [t.acc or 0 for t in group.trajectories]
-        return not self.algorithm.dynamic or informative(accs)
+        return not self.algorithm.dynamic or is_informative(group)
 
     def _watched(self, groups: Sequence[Group]) -> tuple[Trajectory, ...]:
         """Trajectories whose hidden states some rank has, in the same order on all ranks."""
@@ -174,7 +226,7 @@ class RolloutSide(RolloutProtocol):
         numbers = {number for part in self.world.all_gather(held) for number in part}
         return tuple(trajectories[number] for number in sorted(numbers))
 
-    def _next_slots(
+    def next_slots(
         self, request: RolloutRequest, position: int, count: int, watched: int
     ) -> tuple[list[PromptSlot], int, list[str]]:
         """The next rows whose prompts fit, the position after them, and the overlong rows.
@@ -221,7 +273,7 @@ class RolloutSide(RolloutProtocol):
     ) -> list[Group]:
         done = 0
 
-        async def generate_group(sampler: Sampler, slot: PromptSlot) -> Group:
+        async def generate_group(sampler: Any, slot: PromptSlot) -> Group:
             nonlocal done
             group = await self.answer(request, sampler, slot)
             done += 1
@@ -229,27 +281,36 @@ class RolloutSide(RolloutProtocol):
             return group
 
         self.callbacks.phase("rollout", 0, len(slots))
-        async with self.backend.serving() as sampler:
+        async with self.serving() as sampler:
             return list(await asyncio.gather(*(generate_group(sampler, slot) for slot in slots)))
 
-    async def answer(self, request: RolloutRequest, sampler: Sampler, slot: PromptSlot) -> Group:
-        """Play the episode of one prompt; EpisodeFailed if it fails."""
-        rollout, example = self.config.rollout, slot.example
-        actor = Actor(
+    def serving(self) -> AbstractAsyncContextManager[Any]:
+        """What answers prompts while a round is sampled."""
+        return self.backend.serving()
+
+    def actor(self, request: RolloutRequest, sampler: Sampler, slot: PromptSlot) -> Actor:
+        """What the episode of one prompt samples from."""
+        return Actor(
             engine=sampler,
             language=self.language,
             judge=self.judge,
-            params=SamplingParams(max_tokens=rollout.max_tokens),
+            params=SamplingParams(max_tokens=self.config.rollout.max_tokens),
             decoding=self.decoding(request.schedule),
             samples=request.samples,
-            context=self.max_prompt + rollout.max_tokens,
+            context=self.max_prompt + self.config.rollout.max_tokens,
             watched=slot.watched,
             key=(self.config.run.seed, request.step, slot.position),
+            agents=self.config.rollout.agents,
         )
+
+    async def answer(self, request: RolloutRequest, sampler: Any, slot: PromptSlot) -> Group:
+        """Play the episode of one prompt; EpisodeFailed if it fails."""
+        rollout, example = self.config.rollout, slot.example
+        actor = self.actor(request, sampler, slot)
         actors = [actor, actor.as_greedy()] if self.algorithm.greedy else [actor]
         where = f"step {request.step}: the episode of {example.id}"
         try:
-            answers = await asyncio.gather(*(self._trajectories(one, example) for one in actors))
+            answers = await asyncio.gather(*(self.trajectories(one, example) for one in actors))
             baseline = None
             if self.algorithm.greedy:
                 baseline = shaped_reward(answers[1][0], self.algorithm, rollout.max_tokens)
@@ -260,22 +321,37 @@ class RolloutSide(RolloutProtocol):
         except ValueError as error:
             raise EpisodeFailed(f"{where}: {error}") from error
 
-    async def _trajectories(self, actor: Actor, example: Example) -> list[Trajectory]:
+    async def trajectories(self, actor: Any, example: Example) -> list[Trajectory]:
         """Run the episode, which may be user code that raises anything, and check its result."""
         try:
             trajectories = await self.episode(actor, example)
+        except asyncio.CancelledError as error:
+            if _is_ending():
+                raise
+            raise EpisodeFailed("CancelledError: it awaited what it had cancelled") from error
         except (Exception, SystemExit) as error:  # named with its type, and chained
             raise EpisodeFailed(f"{type(error).__name__}: {error}") from error
         if not trajectories or not all(isinstance(t, Trajectory) for t in trajectories):
             raise EpisodeFailed(f"expected trajectories, got {trajectories!r:.80}")
         if any(t.reward is None for t in trajectories):
             raise EpisodeFailed("a trajectory has no reward")
+        if len({id(t) for t in trajectories}) < len(trajectories):
+            raise EpisodeFailed("a trajectory is given twice")
+        for acc in (t.acc for t in trajectories):
+            if acc is not None and not 0 <= acc <= 1:
+                raise EpisodeFailed(f"a trajectory has acc {acc}, expected 0 to 1")
         if self.algorithm.dynamic and any(t.acc is None for t in trajectories):
             raise EpisodeFailed("a trajectory has no acc, which dynamic sampling needs")
         return trajectories
 
 
+def _is_ending() -> bool:
+    """Whether this task was asked to end; otherwise a cancellation is of another, and an error."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 def without_states(group: Group) -> Group:
     """A group without its hidden states, which are large."""
-    light = tuple(t.replace(hidden=None) for t in group.trajectories)
+    light = tuple(t.replace(hidden=None, hidden_of={}) for t in group.trajectories)
     return group.replace(trajectories=light)

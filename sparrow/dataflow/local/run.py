@@ -10,8 +10,9 @@ small, and a resumed run is bit-equal to an uninterrupted one (on a CPU).
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +58,13 @@ from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.loading import read_resolved
 from sparrow.schema.run_folder import ACTOR, ADAPTER, MODEL, SCHEDULE, flat_settings
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.train import GateConfig, RolloutConfig, TrainConfig, code_settings
+from sparrow.schema.train import (
+    GateConfig,
+    PolicyConfig,
+    RolloutConfig,
+    TrainConfig,
+    code_settings,
+)
 from sparrow.schema.types import Report
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example, Examples, Judge
@@ -74,6 +81,7 @@ if TYPE_CHECKING:
     from sparrow.dataflow.servers import RolloutServer
 
 GIB = 2**30
+MakeParts = Callable[..., "Run"]
 
 
 @dataclass(kw_only=True)
@@ -107,6 +115,11 @@ class Run:
     def step(self) -> int:
         """Steps taken so far, and so the number of the next."""
         return self.ledger.step
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule that all rollouts are under now; None: there is none."""
+        return self.rollout.decoding(self.gate.schedule).schedule
 
     @property
     def folder(self) -> Path:
@@ -180,7 +193,7 @@ class Run:
 
     def _record_validations(self, ended: Iterable[tuple[int, Evaluation]]) -> None:
         for step, evaluation in ended:
-            self.ledger.record_validation(step, evaluation)
+            self.ledger.record_validation(step, {"": evaluation})
 
     def lacks_validation(self) -> bool:
         """Whether the validation before the next step is due and was not recorded."""
@@ -217,15 +230,19 @@ class Run:
             if state["step"] != step:
                 raise ValueError("it belongs to another step")
             self.ledger.restore(state)
-            self.learner.restore(state)
-            self.gate = Gate.restore(gate_config(self.config), state["gate"])
-            if self.rollout.state():
-                self.rollout.restore(state["rollout"])
+            self._restore(state)
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(
                 f"step {step} in {checkpoints.folder} is not a state of this run ({reason})"
             ) from error
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint: what learns, the gate, and what samples."""
+        self.learner.restore(state)
+        self.gate = Gate.restore(gate_config(self.config), state["gate"])
+        if self.rollout.state():
+            self.rollout.restore(state["rollout"])
         if self.step:
             self._sync(self.step)
 
@@ -240,14 +257,11 @@ class Run:
         files = self.ledger.files
         assert files is not None, "the first rank writes"
         target = files.folder / MODEL
-        if target.exists():
-            shorter = unfinished_path(target)
-            os.rename(target, shorter)
-            shutil.rmtree(shorter)
+        remove_model(target)
         save(model, target)
         if (lora := self.learner.lora) is not None:
             lora.save(files.folder / ADAPTER)
-        schedule = self.rollout.decoding(self.gate.schedule).schedule
+        schedule = self.schedule
         if (adapter := self.learner.adapter) is not None and schedule is not None:
             actor = unfinished_path(files.folder / ACTOR)
             save_actor(actor, adapter, schedule, model, name=files.folder.name)
@@ -255,6 +269,14 @@ class Run:
             os.rename(actor, files.folder / ACTOR)
         files.finish()
         return target
+
+
+def remove_model(target: Path) -> None:
+    """Remove the model of a shorter run, at once."""
+    if target.exists():
+        shorter = unfinished_path(target)
+        os.rename(target, shorter)
+        shutil.rmtree(shorter)
 
 
 def describe_run(config: TrainConfig, decoding: ResolvedDecoding, rows: str) -> dict[str, str]:
@@ -311,17 +333,18 @@ def open_run(
     stopping: GracefulShutdown | None = None,
     report: Report | None = None,
     start_worker: StartWorker | None = None,
+    make: MakeParts | None = None,
 ) -> Run:
     """Open a new run, or resume from its last checkpoint: `with open_run(config) as run`.
 
     episode, judge: in place of those that the configuration names. start_worker: of an asynchronous
-    run; None: a process of this machine.
+    run; None: a process of this machine. make: the run without its files; None: `open_parts`.
     """
     folder = run_folder(config)
     _refuse_ended(folder, config.run.steps)
     if config.run.wandb is not None:
         import_wandb()
-    run = open_parts(
+    run = (make or open_parts)(
         config,
         folder,
         episode=episode,
@@ -386,15 +409,15 @@ def open_parts(
     model = load(
         config.model.name, dtype=dtype if frozen else "float32", device=device, report=report
     )
-    sampling = _Sampling.open(config, model, report)
+    sampling = Sampling.open(config, model, report)
     reference = _reference(config, model, dtype)
     ledger = Ledger(
         config=config,
-        identity=_identity(config, dtype, (model, reference), sampling.rows, sampling.schedule),
+        identity=run_identity(config, dtype, (model, reference), sampling.rows, sampling.schedule),
         checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=report),
         left_out=getattr(sampling.rows, "problems", ()),
     )
-    learner = _learner_side(config, model, reference, dtype, sampling.algorithm, world)
+    learner = learner_side(config, model, reference, dtype, sampling.algorithm, world)
     if config.run.loop == "async":
         _refuse_objects(config, episode, judge)
         if device.type == "cuda" and rollout.kv_gib is None and not rollout.url:
@@ -437,7 +460,7 @@ def _refuse_objects(config: TrainConfig, *given: object) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sampling:
+class Sampling:
     """What the rollout side of a configuration is made of, but for its backend."""
 
     config: TrainConfig
@@ -449,7 +472,7 @@ class _Sampling:
     identity: str  # of the model, apart from its weights
 
     @classmethod
-    def open(cls, config: TrainConfig, model: Decoder, report: Report) -> "_Sampling":
+    def open(cls, config: TrainConfig, model: Decoder, report: Report) -> "Sampling":
         """Open rows and language; report what is wrong with them, or with the schedule."""
         rollout = config.rollout
         decoding = resolve_decoding(rollout, model.spec.family)
@@ -502,6 +525,7 @@ class _Sampling:
         episode: Episode | None = None,
         judge: Judge | None = None,
         report: Report,
+        kind: type[RolloutSide] = RolloutSide,
         **parts: Any,
     ) -> RolloutSide:
         """The rollout side in this process, with its judges."""
@@ -512,13 +536,12 @@ class _Sampling:
             judges.pop_all()  # the rollout side closes them
         if unusable:
             report(f"validation: {len(unusable)} rows are left out, the first: {unusable[0]}")
-        return RolloutSide(
+        return kind(
             backend=backend,
             episode=episode or load_episode(config.rollout.episode),
             judge=judge or open_judge(config.data, self.rows),
             validation=validation,
-            **self.settings(),
-            **parts,
+            **(self.settings() | parts),
         )
 
 
@@ -528,14 +551,29 @@ def open_rollout_side(
     """Make the rollout side alone, for a worker process."""
     device = pick_device(config.model.device)
     dtype = pick_dtype(config.model.dtype, device, {})
-    model = load(config.model.name, dtype=dtype, device=device, report=report)
-    sampling = _Sampling.open(config, model, report)
+    model = load_sampled(config, dtype, device, report)
+    sampling = Sampling.open(config, model, report)
     backend = _backend(config, sampling, dtype, device, model, report=report)
     return sampling.side(backend, judge=judge, report=report)
 
 
+def load_sampled(
+    config: TrainConfig,
+    dtype: torch.dtype | str,
+    device: torch.device | str,
+    report: Report | None = None,
+) -> Decoder:
+    """The model that samples first: with the adapter that training begins with in its weights."""
+    model = load(config.model.name, dtype=dtype, device=device, report=report)
+    if (adapter := config.model.lora.adapter) is not None:
+        with naming("model.lora.adapter"):
+            place: dict[str, Any] = {"dtype": torch.float32, "device": model.device}
+            Adapter.load(adapter, model.spec, **place).merge_into(model)
+    return model
+
+
 def _async_side(
-    sampling: _Sampling,
+    sampling: Sampling,
     learner: LearnerProtocol,
     model: Decoder,
     world: World,
@@ -560,7 +598,7 @@ def _ranks(config: TrainConfig, device: torch.device) -> World:
     return world
 
 
-def _learner_side(
+def learner_side(
     config: TrainConfig,
     model: Decoder,
     reference: Decoder | None,
@@ -648,7 +686,7 @@ def _reference(config: TrainConfig, model: Decoder, dtype: torch.dtype) -> Decod
 
 def _backend(
     config: TrainConfig,
-    sampling: _Sampling,
+    sampling: Sampling,
     dtype: torch.dtype,
     device: torch.device,
     model: Decoder | None = None,
@@ -662,17 +700,17 @@ def _backend(
         return _servers(config, sampling, world, report)
     kv_bytes = None if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
     limits = {"max_running": rollout.max_running, "max_context": sampling.longest}
-    model = model or load(config.model.name, dtype=dtype, device=device)
+    model = model or load_sampled(config, dtype, device)
     return open_backend(model, decoding.rule, decoding.speculative, **limits, kv_bytes=kv_bytes)
 
 
 def _servers(
-    config: TrainConfig, sampling: _Sampling, world: World | None, report: Report
+    config: TrainConfig, sampling: Sampling, world: World | None, report: Report
 ) -> RolloutBackend:
     from sparrow.dataflow.servers import ServerBackend  # needs the extra "client"
 
     def starts(dtype: str) -> Mapping[str, torch.Tensor]:
-        return hf_views(load(config.model.name, dtype=dtype, device="cpu"))
+        return hf_views(load_sampled(config, dtype, "cpu"))
 
     fixed = config.rollout.fixed_weights
     backend = ServerBackend(
@@ -687,7 +725,7 @@ def _servers(
     return backend
 
 
-def _check_server(config: TrainConfig, sampling: _Sampling, server: "RolloutServer") -> None:
+def _check_server(config: TrainConfig, sampling: Sampling, server: "RolloutServer") -> None:
     """Refuse a server that cannot answer the prompts of a run."""
     rule = None if sampling.decoding.rule is None else sampling.decoding.rule.describe()
     if server.is_sparrow and server.identity != sampling.identity:
@@ -730,22 +768,48 @@ def _drop_overlong(rows: Examples, language: Language, most: int, report: Report
     return kept
 
 
-def _identity(
+def run_identity(
     config: TrainConfig,
     dtype: torch.dtype,
     models: tuple[Decoder, Decoder | None],
     rows: Examples,
     schedule: Schedule | None,
+    policies: Iterable[str] = (),
 ) -> str:
-    """A digest of what must not change when a run is resumed. models: policy and reference.
+    """A digest of what must not change when a run is resumed.
+
+    models: policy and reference. policies: `policy_identity` of each of several.
+    """
+    source = models[0].source
+    tokenizer = None if source is None else tokenizer_digest(source)
+    weights = " ".join(fingerprint(model) for model in models if model is not None)
+    kept, budgets = _lasting(config), _budgets(schedule)
+    text = f"{kept} {dtype} {weights} {tokenizer} {rows.digest} {budgets}"
+    return hashlib.sha256("\n".join([text, *policies]).encode()).hexdigest()
+
+
+def _budgets(schedule: Schedule | None) -> str:
+    return "dense" if schedule is None else json.dumps(to_dict(schedule))
+
+
+def policy_identity(
+    name: str, config: PolicyConfig, view: TrainConfig, schedule: Schedule | None
+) -> str:
+    """What must not change of one of several policies. view: as of a run with it alone."""
+    return f"{name} {config.frozen} {config.team} {_lasting(view)} {_budgets(schedule)}"
+
+
+def _lasting(config: TrainConfig) -> str:
+    """The settings that must not change when a run is resumed.
 
     Left out: where and how it runs, what it shows, and what may be changed when a run has stopped:
     the gate's settings, the rate, memory, and the number of steps where the rate does not depend on
-    it. Settings at their defaults are left out too, so that a version with more settings resumes.
+    it. Settings at their defaults are left out too, so that a version with more settings resumes,
+    and so are sections of which nothing is left.
     """
     shown = {"out", "name", "save_every", "keep", "rollouts", "tensorboard", "wandb", "skips"}
     shown |= {"ray", "ranks", "gpu_share"}
-    kept = config.model_dump_json(
+    text = config.model_dump_json(
         exclude_defaults=True,
         exclude={
             "run": shown if config.optimiser.decay else {*shown, "steps"},
@@ -757,14 +821,17 @@ def _identity(
             "gate": set(GateConfig.model_fields) - {"bin"},
             "dispatch": {"attempts", "deadline", "workers", "listen", "worker_timeout"},
             "optimiser": {"rate"},
+            "policies": True,  # each has an identity
         },
     )
-    budgets = "dense" if schedule is None else json.dumps(to_dict(schedule))
-    source = models[0].source
-    tokenizer = None if source is None else tokenizer_digest(source)
-    weights = " ".join(fingerprint(model) for model in models if model is not None)
-    text = f"{kept} {dtype} {weights} {tokenizer} {rows.digest} {budgets}"
-    return hashlib.sha256(text.encode()).hexdigest()
+    return without_empty(text)
+
+
+def without_empty(text: str) -> str:
+    """JSON without empty objects; other values keep their text."""
+    while (less := re.sub(r',"\w+":\{\}|"\w+":\{\},?', "", text)) != text:
+        text = less
+    return text
 
 
 def resume(run: Run, folder: Path, report: Report) -> None:
@@ -789,7 +856,7 @@ def resume(run: Run, folder: Path, report: Report) -> None:
 
     def begin_files() -> list[int]:
         """Cut the files to the run's step; return the steps whose metrics are missing."""
-        files, schedule = run.ledger.files, run.rollout.decoding(run.gate.schedule).schedule
+        files, schedule = run.ledger.files, run.schedule
         assert files is not None, "the first rank has them"
         gap = files.begin(run.config, run.step)
         if problems := run.ledger.left_out:

@@ -349,7 +349,7 @@ def test_a_lock_is_no_obstacle(folder: Path) -> None:
 def test_what_is_not_an_asynchronous_run(tmp_path: Path) -> None:
     assert "not a run directory" in cli.refused("audit", tmp_path)
     assert "not a run directory" in cli.refused("audit", tmp_path / "absent")
-    assert "only asynchronous runs" in cli.refused("audit", training(tmp_path / "sync"))
+    assert "asynchronous runs have" in cli.refused("audit", training(tmp_path / "sync"))
 
 
 def text(file: Path) -> None:

@@ -33,7 +33,13 @@ from support.training import (
 
 from sparrow import load, models
 from sparrow.dataflow.backend import RolloutBackend
-from sparrow.dataflow.episodes import Actor, build_trajectory, load_episode, single_turn
+from sparrow.dataflow.episodes import (
+    Actor,
+    build_trajectory,
+    is_informative,
+    load_episode,
+    single_turn,
+)
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.dataflow.local.learner_batch import credit
 from sparrow.dataflow.local.messages import EpisodeFailed, RolloutRequest
@@ -43,9 +49,15 @@ from sparrow.engine.answer import DENSE
 from sparrow.models import hf_views
 from sparrow.models.lora import Adapter
 from sparrow.schema.base import from_dict, to_dict
-from sparrow.schema.episode import Trajectory
+from sparrow.schema.episode import Group, Trajectory, Turn
 from sparrow.schema.sampling import Completion, SamplingParams
-from sparrow.schema.train import TrainConfig
+from sparrow.schema.train import (
+    AlgorithmConfig,
+    BatchConfig,
+    GateConfig,
+    RateConfig,
+    TrainConfig,
+)
 from sparrow.tasks.base import RIGHT, Example, Verdict, encode, wrong
 from sparrow.training.objectives.algorithms import make_algorithm
 from sparrow.training.world import World
@@ -134,6 +146,33 @@ def test_the_greedy_baseline_is_shaped_as_the_answers_are(model: Path, tmp_path:
     for group, sample in zip(groups, samples[::4], strict=True):
         tokens = int((group.trajectories[0].weight_version >= 0).sum())
         assert sample.advantage == pytest.approx(1 - tokens / 8 - group.baseline)
+
+
+def answer(reward: float, subgroup: str) -> Trajectory:
+    return Trajectory(
+        prompt_id="p",
+        ids=np.arange(3, dtype=np.int32),
+        loss_mask=np.array([False, True, True]),
+        rollout_logprob=np.array([0, -1, -1], np.float32),
+        weight_version=np.array([-1, 0, 0], np.int32),
+        policy_id=np.array([-1, 0, 0], np.int16),
+        turns=(Turn(start=0, stop=1, role="user"), Turn(start=1, stop=3, role="assistant")),
+        reward=reward,
+        acc=reward,
+        subgroup=subgroup,
+    )
+
+
+def test_answers_are_compared_with_those_of_their_subgroup() -> None:
+    """Two problems of one prompt: an easy one (1, 1, 0) and a hard one (0, 0.5), interleaved."""
+    rewards = [(1.0, "easy"), (0.0, "hard"), (1.0, "easy"), (0.5, "hard"), (0.0, "easy")]
+    group = Group(prompt_id="p", trajectories=tuple(answer(*one) for one in rewards))
+    algorithm = make_algorithm(AlgorithmConfig(name="dr-grpo"), max_tokens=8)
+    found = [sample.advantage for sample in credit([group, group], algorithm, limit=8)]
+    assert found == pytest.approx([1 / 3, -0.25, 1 / 3, 0.25, -2 / 3] * 2)
+    same = Group(prompt_id="p", trajectories=(answer(1.0, "easy"), answer(0.0, "hard")))
+    assert not is_informative(same)
+    assert is_informative(group)
 
 
 def right_from(position: int) -> Any:
@@ -379,6 +418,22 @@ def changed(**fields: Any) -> Any:
     return episode
 
 
+async def twice(actor: Actor, example: Example) -> list[Trajectory]:
+    return 2 * await single_turn(actor, example)
+
+
+def test_sections_at_their_defaults_may_be_changed_when_a_run_goes_on(
+    model: Path, tmp_path: Path
+) -> None:
+    chosen = config(model, tmp_path / "run", rollout=SHORT, run={"steps": 1})
+    plain = {"gate": GateConfig(), "optimiser": RateConfig(), "batch": BatchConfig()}
+    trained(chosen.replace(**plain))
+    other = {"gate": GateConfig(mode="off"), "optimiser": RateConfig(rate=1e-4)}
+    other |= {"batch": BatchConfig(tokens=512), "run": chosen.run.replace(steps=2)}
+    trained(chosen.replace(**plain | other))
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
+
+
 def test_an_episode_that_fails_loses_nothing(model: Path, tmp_path: Path) -> None:
     chosen = config(model, tmp_path / "run", rollout=SHORT, run={"steps": 2, "save_every": 50})
     with pytest.raises(EpisodeFailed, match=r"step 1.*KeyError"):
@@ -397,6 +452,8 @@ def test_what_an_episode_must_give(model: Path, tmp_path: Path) -> None:
         (changed(reward=None), "reward"),
         (changed(acc=None), "acc"),
         (changed(prompt_id="other"), "trajectories.*other"),
+        (changed(acc=3.0), "0 to 1"),
+        (twice, "given twice"),
     ):
         side.episode = episode
         with pytest.raises(EpisodeFailed, match=rf"step 0\b.*assignments-.*{told}"):

@@ -8,7 +8,7 @@ import torch
 from support.engines import prompt
 from support.samples import batch, small_model
 from support.sharded import ones, ready
-from support.training import SPARSE, config, engine_of, metrics, trained, weights_of
+from support.training import SPARSE, config, engine_of, far_adapter, metrics, trained, weights_of
 
 from sparrow.dataflow.evaluation import load_policy
 from sparrow.dataflow.local.loop import step
@@ -112,6 +112,17 @@ def test_training_goes_on_from_an_adapter_of_peft(model: Path, tmp_path: Path) -
     place = tmp_path / "first" / "adapter"
     own = run(model, tmp_path / "second", 1, lora={"adapter": str(place)})
     assert own.learner.lora.rank == LORA["rank"]
+
+
+@pytest.mark.parametrize("loop", ["sync", "async"])
+def test_the_first_answers_are_of_the_adapter_that_training_begins_with(
+    loop: str, model: Path, tmp_path: Path
+) -> None:
+    adapter = str(far_adapter(model, tmp_path / "adapter"))
+    lora = {"name": str(model), "device": "cpu", "lora": {"adapter": adapter}}
+    given = {"model": lora, "run": {"steps": 1, "loop": loop}}
+    trained(config(model, tmp_path / "run", **given), judge=None)
+    assert metrics(tmp_path / "run")[0]["mismatch/k3"] < 1e-8
 
 
 def test_sparse_rollouts_and_a_reference_model(model: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,18 @@ import torch
 from rich.console import Console
 
 from sparrow.calibration.planning.hardware import Hardware
-from sparrow.cli.train import preview_sections, show_preview
+from sparrow.cli.train import policy_sections, preview_sections, show_preview
 from sparrow.dataflow import preview as module
-from sparrow.dataflow.preview import UTILISATION, Preview, find_machine, find_spec, preview
-from sparrow.models.lora import module_sizes
+from sparrow.dataflow.preview import (
+    UTILISATION,
+    PoliciesPreview,
+    Preview,
+    find_machine,
+    find_spec,
+    preview,
+    preview_policies,
+)
+from sparrow.models.lora import Adapter, AdapterBank, bank_size, module_sizes
 from sparrow.models.spec import shape
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.loading import load_config, shipped_configs
@@ -358,3 +367,88 @@ def test_a_ray_run_says_who_runs_where() -> None:
     assert "2 learner (1 CPU, 1 GPU each)" in words
     assert "3 rollout (1 CPU, 1 GPU each)" in words
     assert "3 judge (1 CPU each)" in words
+
+
+# Several policies.
+
+
+def team(**policies: dict[str, Any]) -> TrainConfig:
+    rollout = {"kv_gib": 1.0, "episode": "support.teams:apart"}
+    return config(rollout={**config().rollout.model_dump(), **rollout}, policies=policies)
+
+
+def test_memory_of_policies_by_hand() -> None:
+    """The base once, in the engine that adapters share; weights of one's own with an engine."""
+    small, base = shape("qwen3-0.6b"), shape("qwen3-1.7b")
+    found = preview_policies(
+        team(
+            solver={"lora": {"rank": 32}},
+            verifier={"lora": {"rank": 16}},
+            proposer={"model": "Qwen/Qwen3-0.6B"},
+            opponent={"frozen": True},
+        )
+    )
+    solver, verifier, proposer, opponent = found.policies
+    numbers = 28 * 32 * sum(map(sum, module_sizes(base).values()))
+    assert solver.trainer is not None
+    assert verifier.trainer is not None
+    assert proposer.trainer is not None
+    assert (solver.trainer.weights, solver.trainer.moments) == (4 * numbers, 8 * numbers)
+    assert verifier.trainer.moments == 4 * numbers
+    assert proposer.trainer.resident == 12 * small.parameters()
+    assert opponent.trainer is solver.engine is verifier.engine is opponent.engine is None
+    assert found.shared is not None
+    assert proposer.engine is not None
+    assert found.shared.weights == 2 * base.parameters()
+    assert proposer.engine.weights == 2 * small.parameters()
+    held = found.shared.total + found.adapters + proposer.engine.total
+    held += sum(p.trainer.resident for p in found.policies if p.trainer is not None)
+    assert found.held == held
+    passing = [p.trainer.total - p.trainer.resident for p in found.policies if p.trainer]
+    assert found.peak == held + max(*passing, 2 * 2 * base.parameters())
+    assert found.fits
+    alone = preview_policies(team(solver={"lora": {"rank": 32}}))
+    assert alone.adapters < found.adapters
+    assert from_dict(PoliciesPreview, to_dict(found)) == found
+
+
+def test_learners_in_processes_of_their_own_have_the_base_each_and_learn_at_once() -> None:
+    chosen = team(solver={"lora": {"rank": 32}}, verifier={"lora": {"rank": 16}})
+    one = preview_policies(chosen)
+    other = preview_policies(chosen.replace(run=chosen.run.replace(loop="async")))
+    base = 2 * shape("qwen3-1.7b").parameters()
+    assert other.held == one.held + 2 * base
+    passing = [p.trainer.total - p.trainer.resident for p in other.policies if p.trainer]
+    assert other.peak == other.held + max(sum(passing), 2 * base)
+
+
+def test_what_each_policy_does_is_said() -> None:
+    found = preview_policies(
+        team(
+            solver={"lora": {"rank": 8}, "rollout": {"attention": {"budget": 512}}},
+            verifier={"lora": {"rank": 8}, "prompts": 4, "team": 0.5},
+            opponent={"frozen": True},
+        )
+    )
+    said = dict(line for section in policy_sections(found) for line in section)
+    assert "every 2 groups" in said["policy solver"]
+    assert "every 4 groups, team 0.5" in said["policy verifier"]
+    assert "frozen" in said["policy opponent"]
+    assert said["time of a round"].startswith("not predicted")
+    assert found.policies[0].kept
+    assert not found.policies[1].kept
+
+
+def test_policies_that_cannot_run_or_do_not_fit() -> None:
+    policies, own = {"a": {"lora": {"rank": 4}}}, {"episode": "support.teams:apart"}
+    with pytest.raises(ValueError, match="kv_gib"):
+        preview_policies(config(rollout=own, policies=policies))
+    assert not preview_policies(team(**{f"p{n}": {} for n in range(9)})).fits
+
+
+def test_room_for_adapters_is_that_of_the_engine() -> None:
+    spec = replace(shape("qwen3-0.6b"), layers=2)
+    bank = AdapterBank(spec, 3, 4, torch.float32, "cpu")
+    bank.put("a", Adapter.random(spec, 2, seed=0, dtype=torch.float32, device="cpu"))
+    held = sum(stack.numel() for stacks in bank._stacks.values() for stack in stacks)
+    assert bank_size(spec, 3, 4) == held

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import platform
 import signal
 import stat
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.products import rows_are_independent
 from support.proxy import Line, bad_line
 from support.training import SPARSE, Hears, metrics, model_folder, row_config
 from support.training import settings as settings_of
@@ -37,7 +37,7 @@ from sparrow.schema.asynchronous import WORKER_KEY, AsyncStatus, AuditConfig, Wo
 from sparrow.schema.base import to_dict
 from sparrow.schema.train import TrainConfig
 
-EXACT = platform.machine() == "aarch64"
+EXACT = rows_are_independent()
 httpx2 = pytest.importorskip("httpx2")
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -352,7 +352,7 @@ def sampled_by(folder: Path, steps: int) -> set[str]:
 
 
 def assert_same_rollouts(here: Path, there: Path, steps: int) -> None:
-    """Bit for bit on ARM; on x86 rounding depends on the rows of a product: the first step's."""
+    """Bit for bit; where the rounding of products depends on their rows, the first step's."""
     for step in range(steps if EXACT else 1):
         for one, two in zip(read_rollouts(here, step), read_rollouts(there, step), strict=True):
             plain = [t.replace(worker="", dtype="") for t in two.trajectories]

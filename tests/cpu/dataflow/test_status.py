@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support import async_runs, cli
-from support.run_folders import demo, training, write_lines
+from support.run_folders import demo, team_training, training, write_lines
 
 import sparrow
 from sparrow.cli import looking
@@ -35,6 +35,20 @@ def test_a_synchronous_run(run: Path) -> None:
     assert found.metrics["critic/score/mean"] == pytest.approx(0.72)
     assert found.live is None
     assert sorted(path.name for path in run.iterdir()) == before  # not even a lock
+
+
+def test_each_of_several_policies(tmp_path: Path) -> None:
+    """Its clock is that of the last round, its reward that of its last update."""
+    folder = team_training(tmp_path / "run", steps=5)
+    found = {policy.name: policy for policy in run_status(folder).policies}
+    assert list(found) == ["solver", "checker", "opponent"]
+    checker = found["checker"].metrics
+    assert (checker["version"], checker["pending"]) == (2.0, 1.0)
+    assert checker["critic/score/mean"] == pytest.approx(0.3)
+    assert [(held.step, held.value) for held in found["checker"].accuracy] == [(0, 0.25), (5, 0.75)]
+    said = cli.run("status", folder).said
+    assert "version 2, 1 groups pending" in said
+    assert "frozen" in said
 
 
 def test_a_run_that_has_ended_or_is_running(run: Path) -> None:

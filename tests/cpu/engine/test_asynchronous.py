@@ -55,7 +55,8 @@ def test_many_coroutines_get_what_the_engine_gives(engine, model) -> None:
     same_bits(busy, calm)
     tokens = [token for output in outputs for token in output.tokens]
     assert busy[2].token_ids.tolist() == tokens
-    assert (len(outputs), listeners) == (20, 0)
+    assert 1 < len(outputs) <= 20  # a busy machine brings tokens of several steps at once
+    assert listeners == 0
 
 
 def test_cancelled_coroutines_abort_their_requests_and_hurt_nobody_else(engine, model) -> None:

@@ -87,6 +87,12 @@ def test_a_program_that_sleeps_is_wrong_and_ends_early(judge: ProgramJudge) -> N
     assert judge.sandbox.start(busy, "script", limits).finish().ending == "exited"
 
 
+def test_a_program_that_writes_now_and_then_is_out_of_wall_time(judge: ProgramJudge) -> None:
+    source = "import time\nwhile True:\n    print(1, flush=True)\n    time.sleep(0.05)"
+    limits = Limits(wall_seconds=1.5, asleep_seconds=1.0)
+    assert judge.sandbox.start(source, "script", limits).finish().ending == "wall"
+
+
 def test_waiting_for_the_next_call_is_no_sleep(judge: ProgramJudge) -> None:
     limits = Limits(wall_seconds=60.0, asleep_seconds=0.5)
     running = judge.sandbox.start("def f(): return 1", "calls", limits)

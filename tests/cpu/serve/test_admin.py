@@ -15,6 +15,7 @@ from support.waiting import until
 
 from sparrow import models
 from sparrow.engine.engine import Engine
+from sparrow.files import http_digest
 from sparrow.models.deltas import Delta
 from sparrow.models.lora import Adapter
 from sparrow.schema.base import to_dict
@@ -172,6 +173,7 @@ def test_an_adapter_comes_as_safetensors_and_goes(served: Served) -> None:
     damaged = {"content-digest": "sha-256=:AAAA:", "authorization": f"Bearer {KEY}"}
     answer = httpx2.post(f"{served.root}/adapter?alpha=4", content=data, headers=damaged)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "damaged_body")
+    assert answer.headers["content-digest"] == http_digest(answer.content)
 
 
 @pytest.mark.parametrize(

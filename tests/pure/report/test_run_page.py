@@ -134,6 +134,53 @@ def test_asynchronous_runs_have_charts_of_their_own(run: Path, tmp_path: Path) -
         assert "Do rollout and learning overlap?" in write(page)
 
 
+def test_each_of_several_policies_has_its_lines_and_its_column(tmp_path: Path) -> None:
+    page = make_page([run_folders.team_training(tmp_path / "run")])
+    for key in ("reward-by-step", "accuracy-by-step", "policies-version", "policies-tokens_learnt"):
+        assert [line.name for line in chart(page, key).lines] == ["solver", "checker"]
+    assert [y for _, y in chart(page, "policies-version").lines[1].points] == [0, 1, 1, 2, 2, 3]
+    sampled = chart(page, "policies-tokens_sampled").lines
+    assert [line.name for line in sampled] == ["solver", "checker", "opponent"]
+    assert len({line.role for line in sampled}) == 3
+    assert items(page)["final-table"].columns[1:] == ["solver", "checker", "opponent"]
+    found = rows(page)
+    assert found["updates"] == ("6", "3", "-")
+    assert found["tokens sampled"] == ("600", "600", "600")
+    assert found["tokens learnt"] == ("384", "192", "-")
+    assert found["and after"][:2] == ("0.75 [0.65, 0.85]",) * 2
+    assert found["p05 of the worst length, lowest"][1:] == ("-", "-")
+    assert found["seconds per step"] == ("60.0",) * 3  # of the run, not of a policy's update
+    assert "budgets are raised" in remarks(page)[0]
+    assert {number.name.partition(":")[0] for number in page.numbers} == {"solver", "checker"}
+    assert "solver" in html(page)
+    assert "solver" in markdown(page)
+
+
+def test_metrics_of_a_name_that_no_policy_can_have_are_of_none(tmp_path: Path) -> None:
+    folder, names = run_folders.team_training(tmp_path / "run"), ("", "\x1b[2J\nspoof", "../a", "-")
+    values = {f"policy/{name}/version": 1.0 for name in names} | {"policy/solver": 1.0}
+    run_folders.write_lines(folder / "metrics.jsonl", [run_folders.step(0, **values)])
+    (folder / "validation.jsonl").unlink()
+    assert not read_run(folder).policies
+
+
+def test_a_policy_has_the_gate_of_the_run_or_its_own(tmp_path: Path) -> None:
+    read = read_run(run_folders.team_training(tmp_path / "run"))
+    assert (read.policies["solver"].target, read.policies["checker"].target) == (0.86, 0.5)
+    assert read.policies["checker"].settings.hard_misses is None  # of the run's gate
+    assert read.policies["solver"].settings.hard_misses == 5.0
+
+
+def test_policies_of_several_runs_are_told_apart(run: Path, tmp_path: Path) -> None:
+    teams = [run_folders.team_training(tmp_path / name) for name in "abc"]
+    page = make_page([run, *teams])
+    lines = chart(page, "reward-by-step").lines
+    assert [line.name for line in lines][:3] == ["run", "a: solver", "a: checker"]
+    assert len(lines) == 7
+    keys = [item.key for section in page.sections for item in section.items]
+    assert len(keys) == len(set(keys))
+
+
 def test_a_step_without_drops_counts_as_none(tmp_path: Path) -> None:
     folder = run_folders.asynchronous_training(tmp_path / "async")
     lines = [run_folders.step(n, **{"async/rollout_idle": 0.1}) for n in range(4)]

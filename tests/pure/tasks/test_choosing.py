@@ -97,6 +97,7 @@ MISSING = {  # by package: the extra that has it, and what asks for it
     "math_verify": ("math", "from sparrow.tasks.math import load; load()"),
     "reasoning_gym": ("gym", GYM),
     "cellpylib": ("gym", GYM),  # which the gym needs
+    "textarena": ("envs", "from sparrow.tasks.choosing import find_task; find_task('textarena/a')"),
 }
 
 

@@ -1,0 +1,1 @@
+"""Campaigns that search flows: proposed, checked, scored, recorded (sparrow flow loop)."""
