@@ -841,17 +841,12 @@ def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Benchmark
       sparrow flow bench mine.py
       sparrow flow bench quest --device cpu --brief
     """
-    from sparrow.models.checkpoint import pick_device
     from sparrow.sparse.flows.library import block_mean
     from sparrow.sparse.flows.loading import load_flow
     from sparrow.sparse.rule import Rule
 
     flows = dict.fromkeys([block_mean, *map(load_flow, config.flow)])
-    if pick_device(config.device).type == "cpu" and config.device != "cpu":
-        raise ValueError(
-            "no GPU found, and times of a CPU do not carry over; --device cpu measures anyway, at "
-            "small sizes"
-        )
+    _require_gpu(True, config.device)
     from sparrow.benchmarks import layer_attention
 
     sizes: Json = {"batch": 1, "context": 1024, "kept": 16} if config.device == "cpu" else {}
@@ -865,6 +860,20 @@ def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Benchmark
         others=() if config.brief else None,
         progress=report,
     )
+
+
+def _require_gpu(timed: bool, device: str) -> None:
+    """Refuse times of a CPU where nobody asked for them."""
+    from sparrow.models.checkpoint import pick_device
+
+    if timed and pick_device(device).type == "cpu" and device != "cpu":
+        raise ValueError(
+            "no GPU found, and times of a CPU do not carry over; --device cpu measures anyway, at "
+            "small sizes"
+        )
+
+
+TIMER = "sparrow.benchmarks.layer_attention:make_timer"
 
 
 @configured(FlowTextsConfig)
@@ -925,7 +934,8 @@ def flow_loop(
     from sparrow.dataflow.campaign.loop import run_campaign
     from sparrow.reporting.campaign import front_svg
 
-    result = run_campaign(config, progress=progress, report=report)
+    _require_gpu(config.times, config.device)
+    result = run_campaign(config, progress=progress, report=report, timer=TIMER)
     (config.out / FRONT).write_text(front_svg(result), encoding="utf-8")
     return result
 
@@ -941,7 +951,7 @@ def flow_publish(config: FlowPublishConfig, *, report: Report = silent) -> Candi
     from sparrow.dataflow.campaign.loop import publish
     from sparrow.reporting.campaign import front_svg
 
-    published = publish(config, report=report)
+    published = publish(config, report=report, timer=TIMER)
     campaign = Campaign.load(config.out / CAMPAIGN)
     (config.out / FRONT).write_text(front_svg(campaign), encoding="utf-8")
     return published

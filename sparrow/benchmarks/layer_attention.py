@@ -1,7 +1,8 @@
 """Layer benchmark: decode attention of one layer by part, dense and sparse, against bandwidth.
 
     dense     attention over every page
-    select    a flow scores the pages and lists the kept ones
+    select    a flow scores the pages and lists the kept ones; the mean over layers, where one
+              choice serves several
     attend    attention over those lists
     both      select, then attend: the cost of sparse decoding per layer
     append    a flow writes one token per row; one row in `page` finishes its page
@@ -34,6 +35,7 @@ from sparrow.benchmarks.timing import TimedCase
 from sparrow.engine.memory import device_memory
 from sparrow.models.checkpoint import pick_device
 from sparrow.schema.bench import LayerBenchmark, LayerRow, StoredFlow
+from sparrow.sparse.flows.loading import load_flow
 from sparrow.sparse.rule import Rule
 
 COLD_BYTES = 256_000_000  # between two reads of an address: several times the L2 cache
@@ -208,15 +210,19 @@ class LayerStack:
         rows = self.q_BHD, k, v, self.table_BM, self.length_B
         return ops.attend_decode(*rows, lists, scale=self.heads.size**-0.5)
 
-    def select(self, layer: int, flow: str) -> ops.PageLists:
+    def select(self, layer: int, flow: str) -> ops.PageLists | None:
+        """None in a layer that uses the choice of one before it."""
+        if self.flows[flow].chooser(layer) != layer:
+            return None
         rows = self.q_BHD, self.table_BM, self.length_B, self.budget_B
         lists = self.flows[flow].select(self.caches[flow], layer, *rows)
         if lists is None:
             raise ValueError(f"flow {flow}: expected no dense layers, got layer {layer}")
         return lists
 
-    def both(self, layer: int, flow: str) -> Tensor:
-        return self.attend(layer, self.select(layer, flow))
+    def both(self, layer: int, flow: str, chosen: ops.PageLists) -> Tensor:
+        """chosen: what a layer attends to that does not choose."""
+        return self.attend(layer, self.select(layer, flow) or chosen)
 
     def append(self, layer: int, flow: str, slots_B: Tensor) -> None:
         self.flows[flow].append(self.caches[flow], layer, self.k_BGD, self.v_BGD, slots_B)
@@ -239,15 +245,19 @@ class LayerStack:
 
     def _reads(self, flow: str) -> list[TimedCase]:
         layers, heads = range(self.layers), self.heads
-        lists = [self.select(layer, flow) for layer in layers]
+        lists: list[ops.PageLists] = []
+        for layer in layers:
+            lists.append(self.select(layer, flow) or lists[-1])
         kept = sum(int(chosen.counts.sum()) for chosen in lists)  # over layers, rows and KV heads
         kv = kept * heads.page_bytes() // (heads.kv_heads * self.layers)
-        fields = self.kv.pages * heads.page_bytes(self.flows[flow])
+        fields = self.kv.pages * heads.page_bytes(self.flows[flow]) // self.flows[flow].flow.layers
         attend = [partial(self.attend, layer, lists[layer]) for layer in layers]
         return [
             self._case(flow, "select", fields, [partial(self.select, n, flow) for n in layers]),
             self._case(flow, "attend", kv, attend),
-            self._case(flow, "both", fields + kv, [partial(self.both, n, flow) for n in layers]),
+            self._case(
+                flow, "both", fields + kv, [partial(self.both, n, flow, lists[n]) for n in layers]
+            ),
         ]
 
     def _writes(self, flow: str) -> list[TimedCase]:
@@ -274,9 +284,32 @@ class LayerStack:
 def _layers(heads: Heads, pages: int, flows: Flows) -> int:
     """The number of layers whose fields exceed the caches by far, if memory allows."""
     if heads.device.type != "cuda":
-        return 1
+        return max(flow.flow.layers for flow in flows.values())
     stored = [heads.page_bytes(flow) for flow in flows.values()]
     needed = -(-COLD_BYTES // (pages * max(1, min(stored))))
     layer_bytes = pages * (heads.page_bytes() + sum(stored))
     room = (device_memory(heads.device) - SPARE_BYTES) // layer_bytes
     return max(1, min(max(LEAST_LAYERS, needed), MOST_LAYERS, room))
+
+
+# For flow campaigns.
+
+
+def make_timer(device: str) -> Callable[[dict[str, Any]], dict[str, float]]:
+    """Answers {"flow": file or name} with the microseconds of a layer: choice and attention.
+
+    The target of a worker process (sparrow/processes). Of `MAIN`, on a CPU of a small shape.
+    """
+    heads = Heads(device=pick_device(device))
+    shape = MAIN if heads.device.type == "cuda" else Shape(batch=1, context=1024, kept=16)
+
+    @torch.inference_mode()
+    def answer(question: dict[str, Any]) -> dict[str, float]:
+        flow = {"flow": Rule(flow=load_flow(question["flow"]), dense_layers=frozenset())}
+        layers = _layers(heads, shape.batch * shape.context // heads.page, flow)
+        cases = LayerStack(heads, shape, flow, layers).cases()
+        both = [case for case in cases if case.names["part"] == "both"]
+        (row,) = timing.measure(both, heads.device, replays=5, rounds=5)
+        return {"microseconds": row["us"]}
+
+    return answer

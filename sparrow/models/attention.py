@@ -39,6 +39,8 @@ class Packed:
 class PackedSparse:
     """What sparse decoding would have seen, for whole sequences at once: calibration, distilling.
 
+    For one forward pass, as layers may use the choice of one before them (`Flow.layers`).
+
     The first dense[b] tokens of sequence b are dense (its prompt). Budgets are [layers, T], or
     [layers, T, G] by KV head; token t keeps so many tokens.
     """
@@ -48,6 +50,7 @@ class PackedSparse:
     budgets: Tensor
     page: int
     rule: Rule
+    chosen: dict[int, Tensor] = field(default_factory=dict)  # bits by layer, where several use them
 
     def __call__(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
@@ -55,6 +58,12 @@ class PackedSparse:
         scorer = self.rule.scorer(layer, self.page)
         if scorer is None:
             return ops.attend_causal(q_THD, k_TGD, v_TGD, self.bounds, scale=scale)
+        if self.rule.flow.layers > 1:
+            chooser = self.rule.chooser(layer)
+            if chooser not in self.chosen:
+                self.chosen[chooser] = self.bits(layer, q_THD, k_TGD, v_TGD)
+            kept = self.bounds, self.chosen[chooser]
+            return ops.attend_kept(q_THD, k_TGD, v_TGD, *kept, page=self.page, scale=scale)
         return ops.attend_sparse(
             q_THD,
             k_TGD,
@@ -69,6 +78,20 @@ class PackedSparse:
             mass=self.rule.mass,
             scorer=scorer,
         )
+
+    def bits(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+        """The pages that each token keeps in a layer that chooses, as `ops.page_bits`."""
+        scorer = self.rule.scorer(layer, self.page)
+        assert scorer is not None
+        kept_TGM = kept_pages(
+            *(q_THD, k_TGD, v_TGD, self.bounds, self.dense_B, self.budgets[layer]),
+            page=self.page,
+            first=self.rule.first,
+            last=self.rule.last,
+            mass=self.rule.mass,
+            scorer=scorer,
+        )
+        return pack_bits(kept_TGM).contiguous()
 
 
 def fastest_sparse(definition: PackedSparse, dense: Attention, dtype: torch.dtype) -> Attention:
@@ -139,11 +162,13 @@ class KernelSparse:
         if own.rule.is_dense(layer):
             return self.dense(layer, q_THD, k_TGD, v_TGD, scale=scale)
         with ops.using("fastest"):
-            if layer not in self.chosen:
+            chooser = own.rule.chooser(layer)
+            if chooser not in self.chosen:
                 states = (q_THD.detach(), k_TGD.detach(), v_TGD.detach())
-                choose = self._bits_by_definition if own.rule.flow.state else self._bits
-                self.chosen[layer] = choose(layer, *states)
-            bits_GWT = self.chosen[layer]
+                # State changes from token to token: it goes by definition.
+                choose = own.bits if own.rule.flow.state else self._bits
+                self.chosen[chooser] = choose(layer, *states)
+            bits_GWT = self.chosen[chooser]
             return ops.attend_kept(
                 q_THD, k_TGD, v_TGD, self.bounds, bits_GWT, page=own.page, scale=scale
             )
@@ -174,23 +199,6 @@ class KernelSparse:
             assert lists is not None
             parts.append(ops.page_bits(*lists, pages=self.pages))
         return torch.cat(parts, dim=2)
-
-    def _bits_by_definition(
-        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor
-    ) -> Tensor:
-        """The same for a flow with state, which changes from token to token."""
-        own = self.definition
-        scorer = own.rule.scorer(layer, own.page)
-        assert scorer is not None
-        kept_TGM = kept_pages(
-            *(q_THD, k_TGD, v_TGD, own.bounds, own.dense_B, own.budgets[layer]),
-            page=own.page,
-            first=own.rule.first,
-            last=own.rule.last,
-            mass=own.rule.mass,
-            scorer=scorer,
-        )
-        return pack_bits(kept_TGM).contiguous()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +265,7 @@ class HeldLists:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedDecode:
-    """One new token per row; dense without budgets, else over the pages that the rule keeps.
+    """A step, one new token per row; dense without budgets, else over pages that the rule keeps.
 
     budgets are [layers, B], or [layers, B, G] by KV head; a row whose budget is at least its length
     is dense, bit for bit. Where summary slots are given, only they finish pages: summaries are made
@@ -276,6 +284,7 @@ class PagedDecode:
     held: HeldLists | None = None
     held_lengths_B: Tensor | None = None
     reuse: bool = False
+    chosen: dict[int, ops.PageLists] = field(default_factory=dict)  # by layer that chose
 
     def __call__(
         self, layer: int, q_BHD: Tensor, k_BGD: Tensor, v_BGD: Tensor, *, scale: float
@@ -299,9 +308,13 @@ class PagedDecode:
         batch, width = self.table_BM.shape
         if self.reuse and self.held is not None:
             return None if self.rule.is_dense(layer) else self.held.of(layer, batch, width)
-        lengths_B = self.lengths_B if self.held_lengths_B is None else self.held_lengths_B
-        where = (self.table_BM, lengths_B, budgets, self.rows_B)
-        lists = select(self.cache, layer, q_BHD, *where)
+        lists = None if self.rule.is_dense(layer) else self.chosen.get(self.rule.chooser(layer))
+        if lists is None:
+            lengths_B = self.lengths_B if self.held_lengths_B is None else self.held_lengths_B
+            where = (self.table_BM, lengths_B, budgets, self.rows_B)
+            lists = select(self.cache, layer, q_BHD, *where)
+        if self.rule.flow.layers > 1 and lists is not None:
+            self.chosen[self.rule.chooser(layer)] = lists
         if self.held is not None and lists is not None:
             self.held.store(layer, lists, width)
         return lists

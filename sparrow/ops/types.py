@@ -38,9 +38,9 @@ Scores = Callable[[int, int], Tensor]
 """Scores of the queries start to stop of one sequence, [n, G, stop // page]: of the pages that are
 finished at the end of the range. Pages that a query does not have yet may score anything."""
 
-Scorer = Callable[[Tensor, Tensor, Tensor, int], Scores]
-"""Scores the pages of one sequence, from its q, k and v [S, heads, D] and the number of its first
-tokens that are dense."""
+Scorer = Callable[[Tensor, Tensor, Tensor, int, Tensor], Scores]
+"""Scores the pages of one sequence, from its q, k and v [S, heads, D], the number of its first
+tokens that are dense, and the budgets of all, [S] or [S, G]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,13 @@
 """Configuration and results of `sparrow flow loop`: a campaign that searches flows."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
 from sparrow.schema.base import File, Record, Table
 from sparrow.schema.common import Device, Dtype
+from sparrow.schema.evaluation import Estimate
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
     Count,
@@ -24,10 +25,13 @@ CAMPAIGN = "campaign.json"
 FRONT = "front.svg"
 SHIPPED = "built in"  # how baselines were made
 BASELINES = ("block_mean", "fine_means(4)", "spread_means(4)")
+LAST_BASELINE = BASELINES[-1]  # what gains are told over
 # scored: measured on the search texts; invalid: no flow, with the author's line; failed: two
 # implementations differ, or the measurement raised; late: it took too long; duplicate: a formula
 # that is there already.
 CandidateStatus = Literal["scored", "invalid", "failed", "late", "duplicate"]
+Objective = Literal["p05", "acceptance", "hard_misses"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 
 def _number(given: Any) -> Any:
@@ -58,6 +62,12 @@ class FlowLoopConfig(Record):
     length: Count = option(500, "About how long chains of the puzzle are.")
     count: Count = option(4, "Chains of each split.")
     tokens: Annotated[Tokens, Field(ge=2)] = option(8192, "Tokens of every text.")
+    objective: Objective = option(
+        "p05", "What orders candidates; hard misses, per 1000 tokens, are to be few."
+    )
+    times: bool = option(
+        False, "Also time a layer of every candidate on this GPU; the front then counts that too."
+    )
     promote: Count = option(5, "Of the best on the search texts, how many are validated.")
     seconds: Seconds = option(900.0, "That a candidate may take, and what proposes it.")
     minutes: Annotated[float, Field(gt=0, le=1e5)] | None = option(
@@ -77,7 +87,8 @@ class FlowLoopConfig(Record):
     def identity(self) -> dict[str, Any]:
         """What all candidates of a campaign share."""
         free = {"out", "candidates", "proposer", "command", "promote", "seconds", "minutes"}
-        plain = self.model_dump(mode="json", exclude={*free, "device", "seed"})
+        free |= {"objective", "device", "seed"}
+        plain = self.model_dump(mode="json", exclude=free)
         return plain | ({} if self.texts is None else {"texts": str(self.texts.resolve())})
 
 
@@ -94,28 +105,26 @@ class FlowLanguageConfig(Record):
     """`sparrow flow language`, which has no options."""
 
 
-class Difference(Record):
-    """A mean over texts of paired differences, with its 95 % interval."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-
 class SplitScore(Record):
-    """Figures of a flow on the texts of a split, under one budget; means over texts.
+    """Figures of a flow on the texts of a split: means over texts, with 95 % from 5 texts on.
 
-    p05         of exact acceptance at every position; low, high: 95 %, of 5 texts or more
-    acceptance  mean: the share of drafts that exact decoding accepts
-    above       p05 above that of each baseline, paired by text
+    budget       None: means over the budgets
+    p05          of exact acceptance at every position
+    acceptance   mean: the share of drafts that exact decoding accepts
+    hard_misses  per 1000 tokens (sparrow/stats.py)
+    above        each of these above that of each baseline, paired by text
     """
 
-    budget: int
-    p05: float
-    low: float | None
-    high: float | None
-    acceptance: float
-    above: Mapping[str, Difference]
+    budget: int | None
+    p05: Estimate
+    acceptance: Estimate
+    hard_misses: Estimate
+    above: Mapping[str, Mapping[Objective, Estimate]]
+
+    def worth(self, objective: Objective) -> float:
+        """The objective; greater is better."""
+        value = getattr(self, objective).value
+        return -value if objective == "hard_misses" else value
 
 
 class Candidate(File):
@@ -134,33 +143,43 @@ class Candidate(File):
     status: CandidateStatus
     error: str = ""
     program: str | None = None  # digest of its content
-    bytes: int | None = None  # of a page and KV head, 16-bit keys
+    bytes: int | None = (
+        None  # that a step reads of a page and KV head, 16-bit keys; mean over layers
+    )
     of_mean: float | None = None  # over those of one 16-bit mean key
     operations: int | None = None
     kernels: bool = False  # whether it compiles for a GPU
-    search: tuple[SplitScore, ...] = ()
+    microseconds: float | None = (
+        None  # of a layer on the GPU of the campaign; see docs/flow-loop.md
+    )
+    search: tuple[SplitScore, ...] = ()  # by budget, then the means over budgets
     validation: tuple[SplitScore, ...] = ()
     held_out: tuple[SplitScore, ...] = ()
     seconds: float = 0.0
 
+    def worth(self, objective: Objective) -> float:
+        """The objective on the search texts, mean over budgets; greater is better."""
+        return self.search[-1].worth(objective)
+
     @property
-    def worth(self) -> float:
-        """What candidates are ordered by: the mean p05 over budgets, on the search texts."""
-        return sum(score.p05 for score in self.search) / max(1, len(self.search))
+    def cost(self) -> tuple[float, float]:
+        """Bytes and microseconds of a step."""
+        return self.bytes or 0.0, self.microseconds or 0.0
 
 
 class CampaignRow(Record):
-    """A line of the leaderboard: p05 by split, mean over budgets."""
+    """A line of the leaderboard: figures by split, mean over budgets."""
 
     number: int
     name: str
     made: str
     bytes: int | None
     of_mean: float | None
-    front: bool  # no other has a greater p05 on the search texts in as few bytes
-    search: float
-    validation: float | None
-    held_out: float | None
+    microseconds: float | None
+    front: bool  # no other has a greater objective on the search texts at no greater cost
+    search: SplitScore
+    validation: SplitScore | None
+    held_out: SplitScore | None
     survived: float | None  # gain over spread_means(4) held out, over a sure one while searching
 
 
@@ -177,6 +196,7 @@ class Campaign(Table, File):
     fingerprint: str
     texts: Mapping[str, str]  # digests of their tokens, by split
     settings: Mapping[str, Any]
+    objective: Objective
     tried: int  # proposals, baselines not counted
     statuses: Mapping[str, int]
     published: int  # entries that were measured on the held-out texts, baselines not counted
@@ -184,5 +204,5 @@ class Campaign(Table, File):
 
     @property
     def front(self) -> list[CampaignRow]:
-        """Rows that no other beats in both p05 and bytes, fewest bytes first."""
+        """Rows that no other beats in the objective at no greater cost, fewest bytes first."""
         return sorted((row for row in self.rows if row.front), key=lambda row: row.bytes or 0)

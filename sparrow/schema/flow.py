@@ -175,7 +175,10 @@ class FlowScore(Errors, Configuration):
     configuration_gain_low: float | None = None
     configuration_gain_high: float | None = None
     mean: float
+    hard_misses: float  # per 1000 tokens; see sparrow/stats.py
     p05_by_text: tuple[float, ...]
+    mean_by_text: tuple[float, ...]
+    hard_misses_by_text: tuple[float, ...]
     layers: Mapping[str, Errors]
     seconds: float
 
@@ -190,6 +193,8 @@ class FlowScore(Errors, Configuration):
                 key: {"mean": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]}
                 for name, key in named.items()
             },
+            "acceptance": row["mean"],
+            "hard_misses": row["hard_misses"],
             **{key: row[key] for key in Errors.model_fields},
         }
 

@@ -115,6 +115,13 @@ class Rule:
         """Whether a whole layer attends to all pages."""
         return layer in self.dense_layers or self.flow.score is None
 
+    def chooser(self, layer: int) -> int:
+        """The sparse layer whose choice one uses: itself, or under `Flow.layers` one before it."""
+        if self.flow.layers == 1:
+            return layer
+        sparse = [other for other in range(layer + 1) if other not in self.dense_layers]
+        return sparse[(len(sparse) - 1) // self.flow.layers * self.flow.layers]
+
     def summarise(self, cache: ops.PageCache, layer: int, slots_T: Tensor) -> None:
         """Fill the fields of every page that one of these slots finishes.
 
@@ -122,7 +129,7 @@ class Rule:
         """
         k_NGPD = cache.field("k", layer)
         program = self._program(cache, None)
-        if not program.fields:
+        if not program.fields or not self._stores(layer):
             return
         if _on_gpu(k_NGPD):
             unread = k_NGPD[:, :, 0]
@@ -142,7 +149,7 @@ class Rule:
         """
         k_NGPD, v_NGPD = cache.field("k", layer), cache.field("v", layer)
         program = self._program(cache, None)
-        if program.fields and _on_gpu(k_NGPD):
+        if program.fields and self._stores(layer) and _on_gpu(k_NGPD):
             kernels = _compiled(program, k_NGPD.dtype)
             kernels.append(cache, layer, k_BGD, v_BGD, slots_B, write=True)
         else:
@@ -164,7 +171,7 @@ class Rule:
         Called after `append`: lengths include the current token. A budget counts every kept token,
         and one of at least the length keeps every page (under a mass, DENSE alone does); it may
         differ by KV head ([B, G]). None depends on the layer alone. rows: the slots that hold the
-        rows' state, if the flow has any.
+        rows' state, if the flow has any. Only layers that choose for themselves are asked.
 
         Pages are scored in three ways: by definition (`flows.interpret`), by generated kernels on
         a GPU, and on a CPU, for the paper's formula, by kernels of its own.
@@ -183,7 +190,7 @@ class Rule:
             means_NGD = cache.field(program.fields[0].name, layer)
             score_BGM = fast.score_pages(q_BHD, means_NGD, table_BM, lengths_B, page=cache.page)
         else:
-            scene = ScoreContext(lengths=lengths_B, layer=layer, first=self.first, last=self.last)
+            scene = self._scene(layer, lengths_B, budgets)
             score_BGM = interpret.score_cache(program, cache, q_BHD, table_BM, scene, rows_B)
         return ops.select_pages(
             *(score_BGM, lengths_B, budgets),
@@ -198,13 +205,25 @@ class Rule:
         if self.is_dense(layer):
             return None
 
-        def begin(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, dense: int) -> ops.Scores:
+        def begin(
+            q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, dense: int, budgets: Tensor
+        ) -> ops.Scores:
             program = trace(self.flow, page, q_SHD.shape[2], q_SHD.shape[1] // k_SGD.shape[1])
             lengths_S = torch.arange(1, len(q_SHD) + 1, device=q_SHD.device)
-            scene = ScoreContext(lengths=lengths_S, layer=layer, first=self.first, last=self.last)
+            scene = self._scene(layer, lengths_S, budgets)
             return interpret.score_sequence(program, q_SHD, k_SGD, v_SGD, scene, dense=dense)
 
         return begin
+
+    def _stores(self, layer: int) -> bool:
+        """Whether fields of a layer are read at all."""
+        return self.flow.layers == 1 or (
+            layer not in self.dense_layers and self.chooser(layer) == layer
+        )
+
+    def _scene(self, layer: int, lengths: Tensor, budgets: Tensor) -> ScoreContext:
+        reserved = {"first": self.first, "last": self.last}
+        return ScoreContext(lengths=lengths, budgets=budgets, layer=layer, **reserved)
 
     def _program(self, cache: ops.PageCache, group: int | None) -> Program:
         head_size = cache.field("k", 0).shape[3]
@@ -232,6 +251,13 @@ class Rule:
         That is this rule at a page size, on models of a family (None: any). Budgets measured with
         one say nothing about another, so none is adapted unless `Schedule.forced_onto` was asked.
         """
+        if self.flow.layers > 1 and schedule.layers:
+            problem = (
+                f"one choice serves {self.flow.layers} layers, so it takes no budgets by layer"
+            )
+            raise ValueError(
+                f"flow {self.name!r}: {problem}, as schedule {schedule.name!r} has them"
+            )
         wrong = schedule.misfits(
             {
                 "flow": self.name,

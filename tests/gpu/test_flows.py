@@ -1,5 +1,7 @@
 """Flows on a GPU: kernels against their meaning in bf16 and fp16, in graphs, through the engine."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -73,7 +75,10 @@ def test_a_graph_replays_what_eager_calls_give(flow) -> None:
 
 @pytest.mark.parametrize(
     "flow",
-    [library.fine_means(4), library.softmax_sum, library.running_average(0.5), library.window],
+    [
+        *(library.fine_means(4), library.softmax_sum, library.running_average(0.5)),
+        *(library.window, replace(library.quest, layers=2)),
+    ],
     ids=lambda flow: flow.name,
 )
 def test_the_engine_runs_flows_in_graphs(flow) -> None:

@@ -74,6 +74,13 @@ def smoothed(query, fields, position):
     return lang.convolve_over_pages(query @ fields.mean, (0.25, 1.0, 0.5)).max() + fields.spread
 
 
+def unions(query, fields, position):
+    """A choice among all finished pages by what is known after a pass, within one by the page."""
+    x = query @ fields.mean
+    near = lang.two_stage(fields.spread, lang.softmax_over_pages(x).max(), 1.5)
+    return lang.union(lang.union(x[0], near, 0.25), x.sum(), 0.5)
+
+
 def learned(query, fields, position):
     rng = np.random.default_rng(0)
     bent = query @ lang.weights(rng.normal(size=(LAYERS, KV_HEADS, query.shape[1], 8)))
@@ -132,7 +139,7 @@ PARTS = {"low": lang.fp16(2, lang.D), "first": lang.as_keys(lang.D), "few": lang
 ODD = [
     *(
         Flow(name=score.__name__, fields=SIDE, summarise=means, score=score)
-        for score in (arithmetic, distance, over_pages, smoothed, learned)
+        for score in (arithmetic, distance, over_pages, smoothed, unions, learned)
     ),
     Flow(name="pieces", fields=PARTS, summarise=parts, score=pieces),
     quarters("int4", lang.int4),
@@ -171,9 +178,9 @@ class Bed(NamedTuple):
             parts.append(table_M.long()[t // page] * page + t % page)
         return torch.cat(parts)
 
-    def scores(self) -> Tensor:
+    def scores(self, budgets: Tensor | None = None) -> Tensor:
         """By definition; the state of the cache moves on."""
-        scene = ScoreContext(lengths=self.lengths_B, layer=LAYER)
+        scene = ScoreContext(lengths=self.lengths_B, budgets=budgets, layer=LAYER)
         given = (self.q_BHD, self.table_BM, scene, self.rows_B)
         return interpret.score_cache(self.program, self.defined, *given)
 

@@ -177,7 +177,7 @@ def select(bed: Bed, kernels: Compiled, budgets: Tensor) -> PageLists:
 
 def check_choice(bed: Bed, kernels: Compiled, budgets: Tensor, tolerance: float = 1e-4) -> None:
     """Choices are those of the definition, and so is the state afterwards."""
-    score_BGM, page = bed.scores(), bed.program.page
+    score_BGM, page = bed.scores(budgets), bed.program.page
     given, mass = (score_BGM, bed.lengths_B, budgets), bed.program.mass
     with ops.using("reference"):
         wanted = ops.select_pages(*given, page=page, mass=mass)

@@ -136,6 +136,7 @@ class _Trials:
         self.width = max(-(-case.length // program.page) for case in self.cases)
         pages = len(self.cases) * self.width
         self.table_BM = torch.randperm(pages, generator=draw).view(-1, self.width).int().to(device)
+        self.choices_within = sum(node.op == "best" for node in program.nodes)
         self.unordered = 0  # scores that are no numbers: such pages are kept last
 
     def _tokens(self, case: Trial, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,7 +175,8 @@ class _Trials:
         length, page = self.cases[row].length, self.program.page
         scorer = self.rule.scorer(0, page)
         assert scorer is not None
-        score_SGM = scorer(self.q[row], self.k[row], self.v[row], 0)(0, length)
+        budgets_S = torch.full((length,), self.cases[row].budget, device=self.device)
+        score_SGM = scorer(self.q[row], self.k[row], self.v[row], 0, budgets_S)(0, length)
         shown = torch.arange(score_SGM.shape[2], device=self.device) < (
             torch.arange(1, length + 1, device=self.device)[:, None] // page
         )
@@ -263,6 +265,8 @@ class _Trials:
 
     def _near(self, a_M: Tensor, b_M: Tensor, score_M: Tensor) -> bool:
         """Whether two choices differ only by pages of equal score, up to rounding."""
+        if self.choices_within and int((a_M & ~b_M).sum()) <= self.choices_within:
+            return True  # a near tie of a choice within the formula, which scores do not show
         finite = score_M[score_M.isfinite()].abs()
         room = self._rounding() * float(finite.max()) if len(finite) else 0.0
         if self.rule.mass is not None and int(a_M.sum()) != int(b_M.sum()):

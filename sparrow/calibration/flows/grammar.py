@@ -17,7 +17,7 @@ CROSS = 0.4  # chance of two parents, where there are two
 FRESH = 0.15  # chance of a formula without parents
 
 NAMES = [*("as_keys", "fp16", "fp8", "int4"), "convolve_over_pages", "logsumexp"]
-NAMES += ["softmax_over_pages"]
+NAMES += ["softmax_over_pages", "union"]
 
 
 class Formula(Record):
@@ -34,6 +34,9 @@ class Formula(Record):
     heads: Literal["sum", "max", "root"] = "sum"  # over query heads; root: sum of square roots
     neighbours: Literal["none", "light", "strong"] = "none"  # scores mixed with adjacent pages
     recency: Literal["none", "light", "strong"] = "none"  # late pages are worth more
+    also: Literal["none", "max", "recent"] = "none"  # another choice joined: best head, latest
+    also_share: Literal["0.125", "0.25", "0.5"] = "0.25"  # of the kept pages that are its
+    layers: Literal[1, 2, 4] = 1  # sparse layers that use one choice
 
     def settled(self) -> "Formula":
         """Genes without effect at their defaults, so that equal flows are equal formulas."""
@@ -42,6 +45,10 @@ class Formula(Record):
             changes["spread_scale"] = "0.5"
         if self.over_pages == "none":
             changes |= {"heads": "sum" if self.heads == "root" else self.heads}
+        if self.also == "max" and self.heads == "max" and self.value == self.recency == "none":
+            changes["also"] = "none"  # the same choice twice
+        if "none" in (self.also, changes.get("also")):
+            changes["also_share"] = "0.25"
         return self.replace(**changes) if changes else self
 
     def source(self, name: str) -> str:
@@ -49,6 +56,7 @@ class Formula(Record):
         fields, summary = _kept(self)
         body = _score(self)
         text = "\n".join([*summary, *body, *fields])
+        more = [f"    layers={self.layers},"] if self.layers > 1 else []
         used = ["D", "Flow", "P", *(name for name in NAMES if f"{name}(" in text)]
         return "\n".join(
             [
@@ -70,6 +78,7 @@ class Formula(Record):
                 "    fields={" + ", ".join(fields) + "},",
                 "    summarise=summarise,",
                 "    score=score,",
+                *more,
                 ")",
                 "",
             ]
@@ -135,6 +144,9 @@ def _score(formula: Formula) -> list[str]:
         lines.append(f"late = ({late}).log() * {power}")
         worth = "worth + late" if _is_logit(formula) else "worth * late.exp()"
         lines.append(f"worth = {worth}")
+    if formula.also != "none":
+        other = {"max": "mass.max()", "recent": "position.page"}[formula.also]
+        lines.append(f"worth = union({other}, worth, {formula.also_share})")
     return [*lines, "return worth"]
 
 

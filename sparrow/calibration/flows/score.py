@@ -27,15 +27,16 @@ from sparrow.models import Decoder, ModelSpec, fingerprint
 from sparrow.schema.flow import Configuration, Errors, FlowScore, FlowScores, FlowText
 from sparrow.schema.surface import Variant
 from sparrow.schema.types import Progress
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
-from sparrow.stats import TAIL
+from sparrow.stats import TAIL, hard_misses
 
 CELLS = "cells.jsonl"
-MEASURE = 1  # goes up when a figure gets another meaning: kept results are then made anew
+MEASURE = 2  # goes up when a figure gets another meaning: kept results are then made anew
 DRAWS = 2000
 BLOCKS, QUERIES = 32, 16  # blocks of a sequence, and queries of a block
+BY_TEXT = ("p05", "mean", "hard_misses")
 SUMS = 5  # true pages found, true pages, mass, error, queries
 REFERENCE = Configuration()
 
@@ -185,6 +186,9 @@ def _measure(
         tell(0, f"{text.name}: dense")
         probe = Probe([cells[n].case for n in missing])
         dense = read(model, text.ids, probe)
+        with torch.no_grad():
+            following = ops.token_stats(dense.hidden_TC[:-1], model.head, dense.ids_T[1:])
+        entropy = following.entropy.cpu().numpy()
         for n, (whole, layers) in zip(missing, probe.results(), strict=True):
             arm, start = cells[n].arm, time.perf_counter()
             assert arm.schedule is not None
@@ -192,6 +196,7 @@ def _measure(
             alpha = acceptances(model, dense, 1, arm.schedule, arm.flow).cpu().numpy()
             figures = {"name": text.name, "flow": arm.flow.name, **dict(whole)}
             figures |= {"p05": float(np.quantile(alpha, TAIL)), "mean": float(alpha.mean())}
+            figures["hard_misses"] = 1000 * float(hard_misses(alpha, entropy).mean())
             parts = {str(at): error.model_dump(exclude={"queries"}) for at, error in layers.items()}
             figures["layers"] = parts
             figures["seconds"] = round(time.perf_counter() - start, 3)
@@ -226,6 +231,7 @@ def _rows(
             gains |= interval("configuration_gain", mean - reference)
         texts = [text[n] for text in results]
         layers = dict.fromkeys(layer for text in texts for layer in text["layers"])
+        by_text: Figures = {f"{name}_by_text": tuple(t[name] for t in texts) for name in BY_TEXT}
         by_layer = {name: [text["layers"].get(name, {}) for text in texts] for name in layers}
         rows.append(
             FlowScore(
@@ -237,8 +243,8 @@ def _rows(
                 **dict(configuration),
                 submitted=(arm.flow, configuration) in submitted,
                 **gains,
-                **_means(texts, (*Errors.model_fields, "mean", "seconds")),
-                p05_by_text=tuple(text["p05"] for text in texts),
+                **_means(texts, (*Errors.model_fields, "mean", "hard_misses", "seconds")),
+                **by_text,
                 layers={name: Errors(**_means(parts)) for name, parts in by_layer.items()},
             )
         )
@@ -277,6 +283,18 @@ class Selection(NamedTuple):
     page: int
     budget: int
 
+    @property
+    def scored(self) -> "Selection":
+        """What its scores depend on: not the budget, unless the formula says so."""
+        budgeted = trace(self.rule.flow, *self.rule.flow.probe).budgeted
+        return self if budgeted else self._replace(budget=0)
+
+    def keep(self, score_nGM: Tensor, length_n: Tensor, stop: int) -> Tensor:
+        """The pages that queries up to `stop` keep by their scores, bool [n, G, M]."""
+        room = -(-stop // self.page) - score_nGM.shape[2]
+        score_nGM = torch.nn.functional.pad(score_nGM, (0, room), value=float("-inf"))
+        return kept_pages(self, score_nGM.float(), length_n, self.rule.mass)
+
 
 class AttentionError(Errors):
     """Means over the queries of a layer, or of all sparse layers."""
@@ -290,25 +308,32 @@ class Probe:
     def __init__(self, cases: Sequence[Selection]) -> None:
         self.cases = tuple(cases)
         self._sums: dict[tuple[int, int], Tensor] = {}  # of a case and layer: SUMS
+        self._kept: dict[tuple[int, int], Tensor] = {}  # of a case and block: the last choice
 
     def __call__(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
     ) -> Tensor:
-        scores: dict[tuple[Rule, int], ops.Scores] = {}  # cases of one rule share what it stores
-        for rule, page in dict.fromkeys((case.rule, case.page) for case in self.cases):
-            if (scorer := rule.scorer(layer, page)) is not None:
-                scores[rule, page] = scorer(q_THD, k_TGD, v_TGD, 0)
+        # Cases of one rule share their scores, unless these depend on the budget.
+        scores: dict[Selection, ops.Scores] = {}
+        for case in dict.fromkeys(case.scored for case in self.cases):
+            scorer = case.rule.scorer(layer, case.page)
+            if scorer is not None and case.rule.chooser(layer) == layer:
+                budgets_T = torch.full((len(q_THD),), case.budget, device=q_THD.device)
+                scores[case] = scorer(q_THD, k_TGD, v_TGD, 0, budgets_T)
         for start, stop in blocks(len(q_THD)):
             biting = {
                 index: case
                 for index, case in enumerate(self.cases)
-                if stop > case.budget and (case.rule, case.page) in scores
+                if stop > case.budget and not case.rule.is_dense(layer)
             }
             if not biting:
                 continue
             seen = _DenseAttention(q_THD, k_TGD, v_TGD, start, stop, scale)
             for index, case in biting.items():
-                sums = _block_sums(case, seen, scores[case.rule, case.page](start, stop))
+                if case.scored in scores:  # otherwise the layer uses the choice of one before it
+                    score_nGM = scores[case.scored](start, stop)
+                    self._kept[index, start] = case.keep(score_nGM, seen.length_n, stop)
+                sums = _block_sums(case, seen, self._kept[index, start])
                 self._sums[index, layer] = self._sums.get((index, layer), 0.0) + sums
         bounds = torch.tensor([0, len(q_THD)], device=q_THD.device)
         return ops.attend_causal(q_THD, k_TGD, v_TGD, bounds, scale=scale)
@@ -366,12 +391,9 @@ class _DenseAttention:
         return change_n / out_n.clamp(min=1e-30)
 
 
-def _block_sums(case: Selection, seen: _DenseAttention, score_nGM: Tensor) -> Tensor:
+def _block_sums(case: Selection, seen: _DenseAttention, keep_nGM: Tensor) -> Tensor:
     """The sums of one block, float64 [SUMS]."""
     truth_nGM = seen.masses(case.page)
-    room = truth_nGM.shape[2] - score_nGM.shape[2]
-    score_nGM = torch.nn.functional.pad(score_nGM, (0, room), value=float("-inf"))
-    keep_nGM = kept_pages(case, score_nGM.float(), seen.length_n, case.rule.mass)
     best_nGM = kept_pages(case, truth_nGM, seen.length_n, None)
 
     pages_n1 = -(-seen.length_n[:, None] // case.page)

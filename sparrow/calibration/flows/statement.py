@@ -18,6 +18,7 @@ COMPILES = {
         "take of uneven steps",
         "state that depends on all pages",
         "a convolution of what depends on all pages: convolve before softmax_over_pages",
+        "among_best, union and two_stage in a flow with mass (refused everywhere)",
         "weights in summarise",
         "values of more than 65536 numbers a page",
         "formulas hundreds of operations deep",
@@ -27,14 +28,13 @@ COMPILES = {
 COST = {
     "bytes": "a step reads the fields of every finished page: what grows with the context",
     "over_pages": "formulas over all pages need a second kernel, some 5 us a layer",
+    "two_stage": "reads the fields of both stages of every page: another choice, not less time",
+    "layers": "Flow(layers=n): one choice for n layers, 1/n of the bytes and of the time to select",
     "16-bit landmarks": "several a page are far slower than 4-bit ones (232 and 85 us, 32 x 32K)",
 }
 NOT_THERE = (
-    "the union of two selections",
-    "selection in two stages",
-    "one selection for several layers",
-    "a correction for pages that are not read",
-    "tokens instead of pages",
+    "a correction for pages that are not read: it would read a mean value of every page",
+    "tokens instead of pages: kernels read whole pages of 16",
     "== and !=, & and |, ** (use <, where, x * x)",
 )
 

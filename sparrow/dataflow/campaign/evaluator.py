@@ -5,7 +5,7 @@ are loaded once; a question names a file and a split. What was measured is kept,
 flow, text and model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from sparrow.calibration.replay import make_variant
 from sparrow.calibration.store import Store
 from sparrow.dataflow.campaign.splits import apart, texts_of
 from sparrow.models import Decoder, fingerprint, load, load_tokenizer
-from sparrow.schema.campaign import BASELINES, Difference, FlowLoopConfig, SplitScore
+from sparrow.schema.campaign import BASELINES, OBJECTIVES, FlowLoopConfig, Objective, SplitScore
+from sparrow.schema.evaluation import Estimate
 from sparrow.schema.flow import Configuration, FlowScore, FlowScores
 from sparrow.sparse.flows.flow import trace
 from sparrow.sparse.flows.loading import load_flow
@@ -65,8 +66,8 @@ class Evaluator:
             return {"invalid": "score=None keeps every page, whatever the budget"}
         if question.get("program", program.digest) != program.digest:
             return {"invalid": "its file is no longer what was scored"}
-        found: Json = {"program": program.digest, "bytes": program.bytes()}
-        found |= {"of_mean": program.bytes() / (2 * spec.head_size)}
+        found: Json = {"program": program.digest, "bytes": program.bytes() // program.layers}
+        found |= {"of_mean": program.read_of_mean}
         found |= {"operations": sum(1 for node in program.nodes if node.inputs)}
         found |= {"kernels": not {"refused", "none"} & kernels(program).keys()}
         if program.digest in question.get("known", ()):
@@ -101,28 +102,34 @@ class Evaluator:
 
 
 def split_scores(result: FlowScores, baselines: Mapping[str, str]) -> list[SplitScore]:
-    """The rows of the submitted flow, paired by text with those of baselines (by digest)."""
-    rows = {(row.digest, row.budget): row for row in result.rows}
-    return [
-        SplitScore(
-            budget=row.budget,
-            p05=row.p05,
-            low=row.p05_low if len(row.p05_by_text) >= LEAST else None,
-            high=row.p05_high if len(row.p05_by_text) >= LEAST else None,
-            acceptance=row.mean,
-            above={
-                name: _difference(row, rows[digest, row.budget])
-                for name, digest in baselines.items()
-            },
-        )
-        for row in result.rows
-        if row.submitted
-    ]
+    """The figures of the submitted flow by budget, and their means over budgets.
+
+    Paired by text with those of baselines (by digest).
+    """
+    rows = {(row.digest, row.budget): _by_text(row) for row in result.rows}
+    own = [row for row in result.rows if row.submitted]
+    parts: list[tuple[int | None, Sequence[FlowScore]]] = [(row.budget, [row]) for row in own]
+    found = []
+    for budget, part in [*parts, (None, own)]:
+        mean = np.mean([rows[row.digest, row.budget] for row in part], axis=0)
+        above = {
+            name: _estimates(mean - np.mean([rows[digest, row.budget] for row in part], axis=0))
+            for name, digest in baselines.items()
+        }
+        found.append(SplitScore(budget=budget, above=above, **_estimates(mean)))
+    return found
 
 
-def _difference(row: FlowScore, other: FlowScore) -> Difference:
-    differences = np.subtract(row.p05_by_text, other.p05_by_text)
-    found = interval("mean", differences)
-    if len(differences) < LEAST:
-        found |= {"mean_low": None, "mean_high": None}
-    return Difference(mean=found["mean"], low=found["mean_low"], high=found["mean_high"])
+def _by_text(row: FlowScore) -> np.ndarray:
+    """Objectives by text, in the order of OBJECTIVES."""
+    return np.array([row.p05_by_text, row.mean_by_text, row.hard_misses_by_text])
+
+
+def _estimates(by_text: np.ndarray) -> dict[Objective, Estimate]:
+    """Means of all objectives; without an interval where texts are few."""
+    found: dict[Objective, Estimate] = {}
+    for name, values in zip(OBJECTIVES, by_text, strict=True):
+        mean, low, high = interval("mean", values).values()
+        known = (low, high) if len(values) >= LEAST else (None, None)
+        found[name] = Estimate(value=mean, low=known[0], high=known[1])
+    return found

@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from sparrow import functions
@@ -33,12 +32,14 @@ from sparrow.processes.worker import Worker, WorkerFault
 from sparrow.schema.campaign import (
     BASELINES,
     CAMPAIGN,
+    LAST_BASELINE,
     SHIPPED,
     Campaign,
     CampaignRow,
     Candidate,
     FlowLoopConfig,
     FlowPublishConfig,
+    Objective,
     SplitScore,
 )
 from sparrow.schema.types import Progress, Report
@@ -48,7 +49,6 @@ FOLDER = "candidates"
 PARENTS = 8  # best formulas that the built-in proposer starts from
 TRIES = 50  # proposals of a formula that is new
 MOST_SOURCE = 1 << 16  # characters of a proposal
-LAST = "spread_means(4)"  # what gains are told over
 MOST_ERROR = 500  # characters of an error that are kept
 
 Json = dict[str, Any]
@@ -73,7 +73,8 @@ class Proposal(NamedTuple):
 class FlowCampaign:
     """The folder of a campaign, for one process at a time: callers lock it."""
 
-    def __init__(self, config: FlowLoopConfig, report: Report) -> None:
+    def __init__(self, config: FlowLoopConfig, report: Report, timer: str) -> None:
+        """timer: what makes the handler of a worker that times flows."""
         self.config, self.report = config, report
         self.folder = config.out / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -81,6 +82,7 @@ class FlowCampaign:
             "sparrow.dataflow.campaign.evaluator:make_evaluator",
             {"config": {"settings": config.model_dump_json()}},
         )
+        self.timer = Worker(timer, {"device": config.device}) if config.times else None
         self._start()
         about = self.worker.ask({}, config.seconds)
         self.model, self.fingerprint = str(about["model"]), str(about["fingerprint"])
@@ -93,6 +95,8 @@ class FlowCampaign:
 
     def close(self) -> None:
         self.worker.close()
+        if self.timer is not None:
+            self.timer.close()
 
     def _start(self) -> None:
         """Load the model and the texts, unless that was done; faults of these end the campaign."""
@@ -147,18 +151,26 @@ class FlowCampaign:
         return self._save()
 
     def _best(self) -> str:
-        best = max(self.scored(), key=lambda c: c.worth)
-        return f"best p05 on the search texts {best.worth:.3f}: {best.name}"
+        best = max(self.scored(), key=self._worth)
+        value = getattr(best.search[-1], self.config.objective).value
+        return f"best {self.config.objective} on the search texts {value:.3f}: {best.name}"
+
+    def _worth(self, candidate: Candidate) -> float:
+        return candidate.worth(self.config.objective)
+
+    def _front(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those that no other beats in the objective at no greater cost, best first."""
+        return sorted(front_of(candidates, self.config.objective), key=lambda c: -self._worth(c))
 
     def scored(self) -> list[Candidate]:
         return [c for c in self.candidates.values() if c.status == "scored"]
 
     def _promoted(self) -> list[Candidate]:
-        """The best of the search texts, in few bytes or at all: the front, then those behind it."""
+        """The best of the search texts, at their cost or at all: the front, then those behind."""
         left = [c for c in self.scored() if c.number >= len(BASELINES)]
         chosen: list[Candidate] = []
         while left and len(chosen) < self.config.promote:
-            front = sorted(front_of(left), key=lambda c: -c.worth)
+            front = self._front(left)
             chosen += front[: self.config.promote - len(chosen)]
             left = [c for c in left if c not in front]
         return chosen
@@ -184,8 +196,10 @@ class FlowCampaign:
             write_whole(plan, [candidate.model_dump_json()])
         self._record(self._measured(candidate, str(file)))
         plan.unlink(missing_ok=True)
-        if candidate.genes is None:  # code of others may have changed what the process does
+        if candidate.genes is None:  # code of others may have changed what the processes do
             self.worker.kill()
+            if self.timer is not None:
+                self.timer.kill()
 
     def _file(self, number: int) -> Any:
         return self.folder / f"{number:04d}.py"
@@ -194,14 +208,17 @@ class FlowCampaign:
         known = {c.program: c.number for c in self.scored()}
         began = time.monotonic()
         question = {"flow": flow, "split": SPLITS[0], "known": [*known]}
-        found = self._ask(question)
+        found = self._ask(self.worker, question)
+        if self.timer is not None and "scores" in found:
+            uncompiled = {"failed": "it does not compile, so it cannot be timed"}
+            found |= self._ask(self.timer, {"flow": flow}) if found["kernels"] else uncompiled
         seconds = {"seconds": round(time.monotonic() - began, 3)}
         for status in ("invalid", "failed", "late"):
             if status in found:
                 error = str(found[status])[:MOST_ERROR]
                 return candidate.replace(status=status, error=error, **seconds)
-        names = ("program", "bytes", "of_mean", "operations", "kernels")
-        about = {name: found[name] for name in names} | seconds
+        names = ("program", "bytes", "of_mean", "operations", "kernels", "microseconds")
+        about = {name: found[name] for name in names if name in found} | seconds
         if "scores" not in found:
             same = f"the formula of {known[found['program']]}"
             return candidate.replace(status="duplicate", error=same, **about)
@@ -216,7 +233,7 @@ class FlowCampaign:
         if candidate.number >= len(BASELINES):
             source = str(self._file(candidate.number))
         question = {"flow": source, "split": split, "program": candidate.program}
-        found = self._ask(question)
+        found = self._ask(self.worker, question)
         if "scores" not in found:
             why = next(iter(found.values()))
             raise ValueError(f"candidate {candidate.number} on the {split} texts: {why}")
@@ -236,13 +253,14 @@ class FlowCampaign:
         self._save()
         return published
 
-    def _ask(self, question: Json) -> Json:
-        """The evaluator's answer; one that is late, or dies, is ended and said."""
-        self._start()
+    def _ask(self, worker: Worker, question: Json) -> Json:
+        """A worker's answer; one that is late, or dies, is ended and said."""
+        if worker is self.worker:
+            self._start()
         try:
-            return dict(self.worker.ask(question, self.config.seconds))
+            return dict(worker.ask(question, self.config.seconds))
         except WorkerFault as fault:
-            self.worker.kill()
+            worker.kill()
             kind = "late" if fault.kind == "late" else "failed"
             return {kind: str(fault)[:MOST_ERROR]}
 
@@ -265,7 +283,8 @@ class FlowCampaign:
             "number": number,
             "settings": settings,
             "candidates": tried,
-            "front": [c.number for c in front_of(self.scored())],
+            "objective": self.config.objective,
+            "front": [c.number for c in self._front(self.scored())],
             "language": statement(),
         }
 
@@ -284,13 +303,13 @@ class FlowCampaign:
             raise ValueError(text) from error
 
     def _built_in(self, number: int) -> Proposal:
-        best = sorted(front_of(self.scored()), key=lambda c: -c.worth)
-        best += sorted((c for c in self.scored() if c not in best), key=lambda c: -c.worth)
+        best = self._front(self.scored())
+        best += sorted((c for c in self.scored() if c not in best), key=lambda c: -self._worth(c))
         bred = [c for c in best if c.genes is not None][:PARENTS]
         parents = [Formula.model_validate_json(json.dumps(c.genes)) for c in bred]
         numbers = [c.number for c in bred]
         if not parents:  # the best built-in flow, in genes
-            parents, numbers = [Formula(spread="number")], [BASELINES.index(LAST)]
+            parents, numbers = [Formula(spread="number")], [len(BASELINES) - 1]
         rng = keyed_random("flow-loop", self.config.seed, number)
         tried = [c.genes for c in self.candidates.values()]
         for _ in range(TRIES):
@@ -305,7 +324,7 @@ class FlowCampaign:
     # What came out.
 
     def _save(self) -> Campaign:
-        best = {c.number for c in front_of(self.scored())}
+        best = {c.number for c in self._front(self.scored())}
         rows = [self._row(c, c.number in best) for c in self.scored()]
         own = [c for c in self.candidates.values() if c.number >= len(BASELINES)]
         campaign = Campaign(
@@ -313,55 +332,58 @@ class FlowCampaign:
             fingerprint=self.fingerprint,
             texts=self.texts,
             settings=self._settings(),
+            objective=self.config.objective,
             tried=len(own),
             statuses=dict(Counter(c.status for c in own)),
             published=sum(bool(c.held_out) for c in own),
-            rows=tuple(sorted(rows, key=lambda row: -row.search)),
+            rows=tuple(sorted(rows, key=lambda r: -r.search.worth(self.config.objective))),
         )
         campaign.save(self.config.out / CAMPAIGN)
         return campaign
 
     def _row(self, candidate: Candidate, front: bool) -> CampaignRow:
-        searched, held_out = _gain(candidate.search), _gain(candidate.held_out)
-        survived = None
-        is_own = candidate.number >= len(BASELINES)
-        is_sure = all((score.above[LAST].low or 0.0) > 0 for score in candidate.search)
-        if is_own and is_sure and searched and held_out is not None:
-            survived = held_out / searched
+        search, validation, held_out = (
+            scores[-1] if scores else None
+            for scores in (candidate.search, candidate.validation, candidate.held_out)
+        )
+        assert search is not None
+        own = candidate.number >= len(BASELINES)
+        survived = _survived(search, held_out, self.config.objective) if own else None
+        about: Json = {name: getattr(candidate, name) for name in ABOUT}
         return CampaignRow(
-            **{name: getattr(candidate, name) for name in CampaignRow.model_fields.keys() & ABOUT},
+            **about,
             front=front,
-            search=candidate.worth,
-            validation=_mean(candidate.validation),
-            held_out=_mean(candidate.held_out),
+            search=search,
+            validation=validation,
+            held_out=held_out,
             survived=survived,
         )
 
 
-ABOUT = {"number", "name", "made", "bytes", "of_mean"}
+ABOUT = ("number", "name", "made", "bytes", "of_mean", "microseconds")
 
 
-def front_of(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other beats in p05 on the search texts or in bytes, at no loss in the other."""
-    return [
-        one
-        for one in candidates
-        if not any(
-            other.worth >= one.worth
-            and (other.bytes or 0) <= (one.bytes or 0)
-            and (other.worth, other.bytes) != (one.worth, one.bytes)
-            for other in candidates
-        )
-    ]
+def front_of(candidates: Sequence[Candidate], objective: Objective) -> list[Candidate]:
+    """Those that no other beats in the objective on the search texts or in cost, at no loss."""
+
+    def beats(other: Candidate, one: Candidate) -> bool:
+        pairs = [(other.worth(objective), one.worth(objective))]
+        pairs += [(-left, -right) for left, right in zip(other.cost, one.cost, strict=True)]
+        return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+
+    return [one for one in candidates if not any(beats(other, one) for other in candidates)]
 
 
-def _mean(scores: Sequence[SplitScore]) -> float | None:
-    return fmean(score.p05 for score in scores) if scores else None
-
-
-def _gain(scores: Sequence[SplitScore]) -> float | None:
-    """Mean over budgets of the p05 above that of the last baseline."""
-    return fmean(score.above[LAST].mean for score in scores) if scores else None
+def _survived(
+    search: SplitScore, held_out: SplitScore | None, objective: Objective
+) -> float | None:
+    """The held-out gain over the last baseline, over that while searching where this is sure."""
+    gain = search.above[LAST_BASELINE][objective]
+    sure = gain.low is not None and gain.high is not None and gain.low * gain.high > 0
+    better = gain.value > 0 if objective != "hard_misses" else gain.value < 0
+    if held_out is None or not (sure and better):
+        return None
+    return held_out.above[LAST_BASELINE][objective].value / gain.value
 
 
 def _scores(found: Mapping[str, Any]) -> tuple[SplitScore, ...]:
@@ -415,25 +437,33 @@ def _planned(plan: Path) -> Candidate | None:
 
 
 def run_campaign(
-    config: FlowLoopConfig, *, progress: Progress | None = None, report: Report
+    config: FlowLoopConfig, *, progress: Progress | None = None, report: Report, timer: str
 ) -> Campaign:
-    """Run or resume a campaign; only one process may use the folder."""
+    """Run or resume a campaign; only one process may use the folder.
+
+    timer: `module:function` of the worker that times flows, where times are wanted.
+    """
     locate(config.model, report=report)  # may download, for which the evaluator has no time
     config.out.mkdir(parents=True, exist_ok=True)
     with (
         closing(FolderLock(config.out, setting="out")),
-        closing(FlowCampaign(config, report)) as campaign,
+        closing(FlowCampaign(config, report, timer)) as campaign,
     ):
         return campaign.run(progress)
 
 
-def publish(config: FlowPublishConfig, *, report: Report) -> Candidate:
+def publish(config: FlowPublishConfig, *, report: Report, timer: str) -> Candidate:
     """Measure a candidate on the held-out texts."""
-    settings = Campaign.load(config.out / CAMPAIGN).settings
-    own = {"out": str(config.out), "device": config.device, "seconds": config.seconds}
-    loop = FlowLoopConfig.model_validate_json(json.dumps({**settings, **own}))
+    earlier = Campaign.load(config.out / CAMPAIGN)
+    own: Json = {
+        "objective": earlier.objective,
+        "out": str(config.out),
+        "device": config.device,
+        "seconds": config.seconds,
+    }
+    loop = FlowLoopConfig.model_validate_json(json.dumps({**earlier.settings, **own}))
     with (
         closing(FolderLock(config.out, setting="out")),
-        closing(FlowCampaign(loop, report)) as campaign,
+        closing(FlowCampaign(loop, report, timer)) as campaign,
     ):
         return campaign.publish(config.number)

@@ -57,7 +57,9 @@ class LearnerSide(LearnerProtocol):
         policy: where the pass is sparse (`batch.attention`), in a second one of those it is
         measured on.
         """
-        samples = credited_samples(rollouts, self.algorithm, limit=self.config.rollout.max_tokens)
+        limits = {"limit": self.config.rollout.max_tokens}
+        limits["vocabulary"] = self.learner.policy.model.spec.vocabulary
+        samples = credited_samples(rollouts, self.algorithm, **limits)
         states, sparse = actor_states(rollouts), self._sparse(decoding)
         name, teacher = "old log-probs", list[TeacherStates]()
         old = self.distiller is not None and self.config.rollout.distill.teacher == "old"

@@ -1,6 +1,6 @@
 """From rollouts and the policy's scores to the optimiser's batch, the same for every learner side.
 
-    samples = credited_samples(rollouts, algorithm, limit=max_tokens)
+    samples = credited_samples(rollouts, algorithm, limit=max_tokens, vocabulary=vocabulary)
     batch = make_batch(rollouts, samples, scores, algorithm)
 
 Advantages, pi_old, correction weights by pi_old / mu over the whole batch, readings for the gate.
@@ -26,12 +26,17 @@ Measured = tuple[Trajectory, SampleScores]
 
 
 def credited_samples(
-    rollouts: RolloutBatch, algorithm: Algorithm, *, limit: int
+    rollouts: RolloutBatch, algorithm: Algorithm, *, limit: int, vocabulary: int
 ) -> list[TrainSample]:
     """Samples with their advantages, then those of `rollouts.watched`, which are not learnt.
 
-    limit: most tokens of an answer, for overlong shaping.
+    limit: most tokens of an answer, for overlong shaping. vocabulary: of the policy; ValueError
+    names a trajectory with other token ids, as episodes may make them.
     """
+    for trajectory in (*rollouts.trajectories, *rollouts.watched):
+        if (largest := int(trajectory.ids.max(initial=0))) >= vocabulary:
+            expected = f"expected ids below {vocabulary}, the size of the vocabulary"
+            raise ValueError(f"prompt {trajectory.prompt_id!r}: token id {largest}, {expected}")
     watched = [TrainSample.of(trajectory, 0.0) for trajectory in rollouts.watched]
     return [*credit(rollouts.groups, algorithm, limit=limit), *watched]
 

@@ -56,8 +56,9 @@ class TransformersLearner(LearnerProtocol):
 
     @torch.no_grad()
     def score(self, rollouts: RolloutBatch, decoding: ResolvedDecoding) -> LearnerBatch:
-        limit, scores = self.config.rollout.max_tokens, list[SampleScores]()
-        samples = credited_samples(rollouts, self.algorithm, limit=limit)
+        limits = {"limit": self.config.rollout.max_tokens}
+        limits["vocabulary"] = self.decoder.spec.vocabulary
+        samples, scores = credited_samples(rollouts, self.algorithm, **limits), list[SampleScores]()
         for sample, states in zip(samples, actor_states(rollouts), strict=True):
             self.callbacks.phase("old log-probs", len(scores), len(samples))
             scores.append(self._score(sample, states))

@@ -23,7 +23,7 @@ from sparrow.ops.types import PageLists
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST_PAGES = 32768  # what the registers of one program hold
 
-_SMALLEST = tl.constexpr(512)  # pages: sizes of rows start here and grow fourfold
+SMALLEST = tl.constexpr(512)  # pages: sizes of rows start here and grow fourfold
 _CHUNK = tl.constexpr(2048)  # pages that are listed at once
 _DENSE = tl.constexpr(2**31 - 1)  # the budget of a row that keeps everything
 NONE, BEYOND = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)  # below and above all keys
@@ -207,19 +207,19 @@ def select_row(
     sure = sure_pages(reserved, most, budget, MASS)
     kept = pages
     if sure == pages:  # all of them
-        for start in range(0, tl.minimum(pages, width), _SMALLEST):
-            k = start + tl.arange(0, _SMALLEST)
+        for start in range(0, tl.minimum(pages, width), SMALLEST):
+            k = start + tl.arange(0, SMALLEST)
             tl.store(list_K + k, k, k < tl.minimum(pages, width))
     else:
         finished = (length // PAGE).to(tl.int32)
         need = most - reserved
         row = (list_K, score_M, pages, finished, need, width)
-        kept = reserved + _choose(row, FIRST, LAST, MASS, _SMALLEST, BLOCK)
+        kept = reserved + _choose(row, FIRST, LAST, MASS, SMALLEST, BLOCK)
     kept = tl.minimum(kept, width).to(tl.int32)
     tl.store(count, kept)
-    for start in range(kept, width, _SMALLEST):
-        k = start + tl.arange(0, _SMALLEST)
-        tl.store(list_K + k, tl.full((_SMALLEST,), -1, tl.int32), k < width)
+    for start in range(kept, width, SMALLEST):
+        k = start + tl.arange(0, SMALLEST)
+        tl.store(list_K + k, tl.full((SMALLEST,), -1, tl.int32), k < width)
 
 
 @triton.jit
@@ -325,6 +325,45 @@ def _list(list_K, m, key, pages, threshold, places, certain, equal, width):
     certain += tl.sum(sure.to(tl.int32), 0)
     equal += tl.sum(tied.to(tl.int32), 0)
     return certain, equal
+
+
+@triton.jit
+def best_free(
+    score_M,
+    pages,
+    count,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Where the `count` best free pages of a row end, by the code for the least size that holds it.
+
+    The least key among them, and the last of the pages of this key that are among them (-1: none):
+    pages of a greater key are too. The row is stored where all threads see it.
+    """
+    if SIZE >= BLOCK:
+        least, until = _best_free_of(score_M, pages, count, FIRST, LAST, BLOCK)
+    else:
+        if pages <= SIZE:
+            least, until = _best_free_of(score_M, pages, count, FIRST, LAST, SIZE)
+        else:
+            least, until = best_free(score_M, pages, count, FIRST, LAST, 4 * SIZE, BLOCK)
+    return least, until
+
+
+@triton.jit
+def _best_free_of(
+    score_M, pages, count, FIRST: tl.constexpr, LAST: tl.constexpr, SIZE: tl.constexpr
+):
+    m = tl.arange(0, SIZE)
+    key = page_keys(score_M, m, pages, FIRST, LAST, None)
+    least = threshold_of(key, count)
+    above = tl.sum((key > least).to(tl.int32), 0)
+    tied = (key == least) & (key > NONE)
+    running = tl.cumsum(tied.to(tl.int32), 0)
+    until = tl.max(tl.where(tied & (running <= count - above), m, -1), 0)
+    return least, until
 
 
 def page_bits(pages_BGK: Tensor, counts_BG: Tensor, *, pages: int) -> Tensor:

@@ -169,7 +169,8 @@ def attend_sparse(
     choose = partial(keep_pages, page=page, first=first, last=last, mass=mass)
     for span, dense in zip(_spans(bounds, len(q_THD)), dense_B.tolist(), strict=True):
         q_SHD, k_SGD, v_SGD = q_THD[span], k_TGD[span], v_TGD[span]
-        scores = scorer(q_SHD.detach(), k_SGD.detach(), v_SGD.detach(), dense)
+        states = q_SHD.detach(), k_SGD.detach(), v_SGD.detach()
+        scores = scorer(*states, dense, budgets[span])
         keep = _keeping(scores, budgets[span], dense, page, choose)
         outputs.append(_attend_sequence(q_SHD, k_SGD, v_SGD, 0, keep, scale))
     return torch.cat([q_THD[:0], *outputs])
@@ -264,7 +265,7 @@ def kept_pages(
     )
     for span, dense in zip(spans, dense_B.tolist(), strict=True):
         q_SHD, k_SGD, v_SGD = q_THD[span], k_TGD[span], v_TGD[span]
-        scores = scorer(q_SHD, k_SGD, v_SGD, dense)
+        scores = scorer(q_SHD, k_SGD, v_SGD, dense, budgets[span])
         size = _block_size(q_SHD, len(k_SGD))
         for start in range(0, len(q_SHD), size):
             stop = min(start + size, len(q_SHD))

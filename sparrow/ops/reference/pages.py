@@ -44,17 +44,13 @@ def keep_pages(
 ) -> Tensor:
     """Pages that each row and KV head keeps, bool [B, G, M], by the rule of `select_pages`."""
     index_M = torch.arange(score_BGM.shape[2], device=score_BGM.device)
-    pages_B1 = (lengths_B[:, None] + page - 1) // page  # the unfinished one included
+    pages_B1, reserved_B1, count_BG = page_counts(
+        lengths_B, budgets, page=page, reserved=first + last
+    )
     if len(pages_B1) and int(pages_B1.max()) > len(index_M):
         raise ValueError(f"expected scores of {int(pages_B1.max())} pages, got {len(index_M)}")
     exists_BM = index_M < pages_B1
     reserved_BM = exists_BM & ((index_M < first) | (index_M >= pages_B1 - last))
-
-    tail_B1 = lengths_B[:, None] - (pages_B1 - 1) * page
-    budgets_BG = budgets if budgets.ndim == 2 else budgets[:, None]  # or [B, 1]: one for all heads
-    affordable_BG = (budgets_BG - tail_B1).div(page, rounding_mode="floor") + 1
-    reserved_B1 = reserved_BM.sum(1, keepdim=True)
-    count_BG = torch.minimum(torch.maximum(affordable_BG, reserved_B1), pages_B1)
 
     if mass is not None:
         score_BGM = page_masses(score_BGM, finished_BM=index_M < lengths_B[:, None] // page)
@@ -62,9 +58,25 @@ def keep_pages(
     if mass is not None and len(index_M):
         enough_BG = pages_for(score_BGM.gather(2, order_BGM), mass)
         enough_BG = torch.minimum(count_BG, torch.maximum(enough_BG, reserved_B1))
-        count_BG = torch.where(budgets_BG == DENSE, count_BG, enough_BG)
+        dense_BG = (budgets if budgets.ndim == 2 else budgets[:, None]) == DENSE
+        count_BG = torch.where(dense_BG, count_BG, enough_BG)
     chosen_BGM = (index_M < count_BG[:, :, None]).expand_as(order_BGM)
     return torch.zeros_like(chosen_BGM).scatter(2, order_BGM, chosen_BGM)
+
+
+def page_counts(
+    lengths_B: Tensor, budgets: Tensor, *, page: int, reserved: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pages of each row [B, 1], of these the reserved ones [B, 1], and those kept, [B, G].
+
+    The unfinished page is one of them. Under budgets by row, [B], the last result is [B, 1].
+    """
+    budgets_BG = budgets if budgets.ndim == 2 else budgets[:, None]
+    pages_B1 = (lengths_B[:, None] + page - 1) // page
+    tail_B1 = lengths_B[:, None] - (pages_B1 - 1) * page
+    reserved_B1 = pages_B1.clamp(max=reserved)
+    affordable_BG = (budgets_BG - tail_B1).div(page, rounding_mode="floor") + 1
+    return pages_B1, reserved_B1, torch.minimum(torch.maximum(affordable_BG, reserved_B1), pages_B1)
 
 
 def rank_pages(score_BGM: Tensor, reserved_BM: Tensor, exists_BM: Tensor) -> Tensor:

@@ -115,6 +115,7 @@ class Compiled:
             q_BHD.new_empty((rows, kv_heads, math.prod(cut.shape), width), dtype=torch.float32)
             for cut in kernels.cuts(self.program)
         ]
+        choices = [torch.empty_like(score_BGM) for _ in kernels.choices(self.program)]
         shape = {"KV_HEADS": kv_heads, "FIRST": first, "LAST": last, **overlap_options(q_BHD)}
         staged, arrays = kernels.staged(self.program), self._arrays("score", q_BHD.device)
         launch, states = self.launch, [cache.state(n, layer) for n, _ in self.program.state]
@@ -136,7 +137,7 @@ class Compiled:
             return select_pages(*chosen, page=cache.page, first=first, last=last, mass=mass)
         lists, size = _lists(score_BGM, rows, kv_heads, width), triton.next_power_of_2(width)
         self.module.choose[(rows, kv_heads)](
-            *(*lists, score_BGM, *cuts, q_BHD, lengths_B, budgets_BG),
+            *(*lists, score_BGM, *cuts, *choices, q_BHD, lengths_B, budgets_BG),
             *(*arrays, layer, width),
             *(*q_BHD.stride()[:2], *budgets_BG.stride()),
             **shape,

@@ -10,6 +10,7 @@ from sparrow.sparse.flows.formats import D, P, as_keys, bf16, fp8, fp16, fp32, i
 from sparrow.sparse.flows.tensor import (
     FlowError,
     Tensor,
+    among_best,
     constant,
     convolve_over_pages,
     full,
@@ -26,6 +27,8 @@ from sparrow.sparse.flows.tensor import (
     softmax_over_pages,
     sum_over_pages,
     take,
+    two_stage,
+    union,
     weights,
     where,
 )

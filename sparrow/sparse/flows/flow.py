@@ -55,6 +55,7 @@ class Flow:
                has it as well, and `score` returns (score, {name: new value})
     mass       keep the best pages until they hold this share of all scores (which are then masses);
                the budget is what they may take at most
+    layers     so many sparse layers in a row use one choice, that of the first of them
     probe      page, head size and query heads a group that it is traced for when it is made; to be
                given where a flow fits one kind of model only, as by constants of its sizes
     """
@@ -65,6 +66,7 @@ class Flow:
     fields: Mapping[str, Format] = field(default_factory=dict)
     state: Mapping[str, float] = field(default_factory=dict)
     mass: float | None = None
+    layers: int = 1
     probe: tuple[int, int, int] = PROBE
     place: CodeLine = field(init=False, repr=False)  # where it was made
 
@@ -75,6 +77,10 @@ class Flow:
             "fields": (isinstance(self.fields, Mapping), "a mapping by name"),
             "state": (_are_numbers(self.state), "a mapping from names to the numbers at first"),
             "mass": (_is_share(self.mass), "above 0, at most 1"),
+            "layers": (
+                type(self.layers) is int and self.layers > 0,
+                "a number of layers, 1 or more",
+            ),
             "probe": (_are_sizes(self.probe), "page, head size, query heads"),
         }
         for name, (right, expected) in allowed.items():
@@ -128,6 +134,7 @@ class Program:
     state: tuple[tuple[str, float], ...]
     updates: tuple[Node, ...]
     mass: float | None
+    layers: int = 1
 
     @property
     def digest(self) -> str:
@@ -140,6 +147,16 @@ class Program:
     def bytes(self, keys: torch.dtype = torch.bfloat16) -> int:
         """What the fields of one page take for one KV head."""
         return sum(item.bytes(keys) for item in self.fields)
+
+    @property
+    def read_of_mean(self) -> float:
+        """Bytes that a step reads of a page, over those of a 16-bit mean key; mean over layers."""
+        return self.bytes() / (2 * self.head_size * self.layers)
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether scores depend on how many pages may be kept."""
+        return any(node.op == "best" for node in self.nodes)
 
     @property
     def nodes(self) -> list[Node]:
@@ -167,6 +184,7 @@ def trace(flow: Flow, page: int, head_size: int, group: int | None) -> Program:
         state=state,
         updates=updates,
         mass=flow.mass,
+        layers=flow.layers,
     )
 
 
@@ -311,6 +329,10 @@ def _trace_score(
     nodes += [_of_pages(f"state {name!r}", updates[name], start) for name in flow.state]
     inputs = [query, *values.values(), position.length, position.pages, position.page]
     _check_inputs("score", nodes, inputs)
+    if flow.mass is not None:
+        for node in in_order(nodes):
+            if node.op == "best":
+                raise fail("among_best needs a number of pages, not mass", node.place)
     return nodes[0], tuple(nodes[1:])
 
 
@@ -410,6 +432,7 @@ def _digest(program: Program) -> str:
     text.update(repr([number[id(root)] for root in roots]).encode())
     text.update(repr([(item.form.kind, item.shape) for item in program.fields]).encode())
     sizes = [program.page, program.head_size, program.group, program.mass]
+    sizes += [program.layers] if program.layers > 1 else []  # digests of before stay
     text.update(repr(sizes).encode())
     text.update(repr([value for _, value in program.state]).encode())
     return text.hexdigest()[:16]

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.ops.reference.pages import page_counts, rank_pages
 from sparrow.ops.types import bits
 from sparrow.sparse.flows.flow import Program, check_weights
-from sparrow.sparse.flows.tensor import Node, in_order
+from sparrow.sparse.flows.tensor import SHARE_PARTS, Node, in_order
 
 LEAD = 3  # axes before the inner ones: queries, KV heads, pages
 
@@ -35,10 +36,12 @@ class ScoreContext:
     """Inputs of a score beside its query and fields: lengths, layer, reserved pages.
 
     lengths  [n], the current token included; layer: for weights that differ by layer
+    budgets  tokens kept, [n] or [n, G]; only `among_best` needs them
     first, last: reserved pages; pages beyond `lengths // page` do not exist for a query
     """
 
     lengths: Tensor
+    budgets: Tensor | None = None
     layer: int = 0
     first: int = 1
     last: int = 2
@@ -90,7 +93,8 @@ def score(
     state = state or {}
     exists_nM = _visible(program, scene, torch.arange(pages, device=q_nHD.device))
     read = _reader(program, q_nHD, blocks, scene, state, pages)
-    values = _evaluate((program.score, *program.updates), read, exists_nM)
+    choosable_nG = _choosable(program, scene) if program.budgeted else None
+    values = _evaluate((program.score, *program.updates), read, exists_nM, choosable_nG)
     shape = (len(q_nHD), kv_heads, pages)
     missing = ~exists_nM["finished"][:, None]
     score_nGM = values[id(program.score)].expand(shape).masked_fill(missing, -math.inf)
@@ -107,6 +111,15 @@ def _visible(program: Program, scene: ScoreContext, index_M: Tensor) -> dict[str
     finished_nM = index_M < lengths_n1 // program.page
     last_nM = index_M >= -(-lengths_n1 // program.page) - scene.last
     return {"finished": finished_nM, "free": finished_nM & (index_M >= scene.first) & ~last_nM}
+
+
+def _choosable(program: Program, scene: ScoreContext) -> Tensor:
+    """How many free pages each query keeps, [n, G] or [n, 1]."""
+    assert scene.budgets is not None, f"{program.name} scores by budgets, and there are none"
+    lengths_n, reserved = scene.lengths.long(), scene.first + scene.last
+    budgets = scene.budgets.to(lengths_n)
+    _, reserved_n1, kept_nG = page_counts(lengths_n, budgets, page=program.page, reserved=reserved)
+    return kept_nG - reserved_n1
 
 
 def _reader(
@@ -159,6 +172,7 @@ def _evaluate(
     roots: tuple[Node, ...],
     read: Callable[[Node], Tensor],
     exists_nM: Mapping[str, Tensor],
+    choosable_nG: Tensor | None = None,
 ) -> dict[int, Tensor]:
     values: dict[int, Tensor] = {}
     for node in in_order(roots):
@@ -169,6 +183,9 @@ def _evaluate(
             values[id(node)] = _over_pages(node, inputs[0], exists_nM[node.given[0]])
         elif node.op == "convolve":
             values[id(node)] = _convolve(node, inputs[0], exists_nM["finished"])
+        elif node.op == "best":
+            assert choosable_nG is not None
+            values[id(node)] = _among_best(node, inputs[0], exists_nM["free"], choosable_nG)
         else:
             values[id(node)] = _apply(node, inputs)
     return values
@@ -244,6 +261,16 @@ def _convolve(node: Node, x: Tensor, exists_nM: Tensor) -> Tensor:
     return total
 
 
+def _among_best(node: Node, x: Tensor, free_nM: Tensor, choosable_nG: Tensor) -> Tensor:
+    n, kv_heads = len(free_nM), max(x.shape[1], choosable_nG.shape[1])
+    x_nGM = x.expand(n, kv_heads, free_nM.shape[1])
+    order_nGM = rank_pages(x_nGM, torch.zeros_like(free_nM), free_nM)
+    index_M = torch.arange(free_nM.shape[1], device=x.device)
+    rank_nGM = torch.empty_like(order_nGM).scatter_(2, order_nGM, index_M.expand_as(order_nGM))
+    count_nG = -(-choosable_nG * node.given[0] // SHARE_PARTS)
+    return (rank_nGM < count_nG[:, :, None]) & free_nM[:, None]
+
+
 # Over a page cache, and over whole sequences.
 
 
@@ -306,7 +333,8 @@ def score_sequence(
 
     def scores(start: int, stop: int, state: dict[str, Tensor] | None = None) -> tuple:
         seen = {name: block[: stop // page] for name, block in blocks.items()}
-        part = replace(scene, lengths=scene.lengths[start:stop])
+        budgets = None if scene.budgets is None else scene.budgets[start:stop]
+        part = replace(scene, lengths=scene.lengths[start:stop], budgets=budgets)
         return score(program, q_SHD[start:stop], seen, part, state, pages=stop // page)
 
     if not program.state:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 Number = int | float
 Among = Literal["finished", "free"]
 HIDDEN = -1e30  # what a mask adds to what it hides
+MOST_SHARE, SHARE_PARTS = 16, 1024  # of kept pages, in whole parts: kernels count in int32
 _ROOM = __name__.rpartition(".")[0]
 _MACHINERY = {f"{_ROOM}.{name}" for name in ("tensor", "flow", "formats")}
 SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -493,6 +494,32 @@ def convolve_over_pages(x: Tensor, kernel: Sequence[Number]) -> Tensor:
         raise fail(f"convolve_over_pages wants an odd number of weights, got {len(taps)}")
     _require_paged("convolve_over_pages", x)
     return make("convolve", (x,), x.shape, (taps,), paged=True)
+
+
+def among_best(x: Tensor, share: Number) -> Tensor:
+    """Whether a page is among the best by x: of the free ones, share times those that are kept.
+
+    Of those that the budget keeps, rounded up; share up to 16, in steps of 1/1024. Ties go to the
+    earlier page, NaN is last, and pages that are always kept are not among them.
+    """
+    right = isinstance(share, int | float) and not isinstance(share, bool)
+    if not right or not 0 < share <= MOST_SHARE:
+        raise fail(f"a share of the pages is above 0 and at most {MOST_SHARE}, got {share!r}")
+    _require_paged("among_best", x)
+    if x.shape:
+        raise fail(f"among_best takes one number per page, got shape {x.shape}: reduce it")
+    parts = max(1, round(share * SHARE_PARTS))
+    return make("best", (x,), (), (parts,), paged=True, boolean=True)
+
+
+def union(a: Tensor, b: Tensor, share: Number = 0.5) -> Tensor:
+    """The union of two choices: this share of the kept pages are the best by a, the rest by b."""
+    return where(among_best(a, share), -HIDDEN, b)
+
+
+def two_stage(coarse: Tensor, fine: Tensor, share: Number = 4) -> Tensor:
+    """The best by fine, among share times as many that are the best by coarse."""
+    return where(among_best(coarse, share), fine, HIDDEN)
 
 
 def _over_pages(op: str, x: Tensor, among: Among) -> Tensor:

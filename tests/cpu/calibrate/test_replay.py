@@ -1,11 +1,12 @@
 """Replays: exact acceptance by hand, and the pages that the engine itself chose."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.engines import HIDDEN, dense_hidden, engine_of, logp, prompt, recorded_hidden
+from support.engines import HIDDEN, dense_hidden, engine_of, logp, prompt, recorded_hidden, tiny
 from support.replays import Replay, replay
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.tensor import FlowError
 from sparrow.sparse.rule import Rule
 
 BY_LENGTH = {"lengths": [0, 150, 161, 177], "budgets": [48, 64, 80, 112], "dense_layers": ()}
@@ -135,3 +137,24 @@ def test_any_flow_is_replayed_as_the_engine_decodes_it(model, flow: Flow) -> Non
     assert found.min() < 0.9
     with pytest.raises(ValueError, match=flow.name):  # the flow must be the one that it names
         replay(model, prompt(20), prompt(5, 1), schedule)
+
+
+def test_one_choice_for_several_layers(hidden) -> None:
+    """Sparse layers 1 and 2 use the choice of 1, layer 3 its own: in the engine and in a replay."""
+    deep, single = tiny(layers=4), library.fine_means(4)
+    flow = replace(single, layers=2)
+    assert flow.digest != single.digest
+    schedule = Schedule.fixed(64, dense_layers=(0,), flow=flow.name)
+    rule = Rule.of(schedule, flow)
+    assert [rule.chooser(layer) for layer in (1, 2, 3)] == [1, 1, 3]
+    completion = sampled(deep, schedule, prompt(150, 2), flow)
+    found = replayed(deep, completion, schedule, flow).alpha
+    np.testing.assert_allclose(found, wanted_alpha(deep, completion), atol=1e-4)
+    assert not np.allclose(found, replayed(deep, completion, schedule, single).alpha, atol=1e-2)
+    whole = Schedule.fixed(4096, dense_layers=(0,), flow=flow.name)
+    np.testing.assert_allclose(replayed(deep, completion, whole, flow).alpha, 1, atol=1e-6, rtol=0)
+    layers = (LayerBudgets(layer=1, budgets=[96]),)
+    with pytest.raises(ValueError, match="by layer"):
+        Rule.of(Schedule.fixed(64, dense_layers=(0,), flow=flow.name, layers=layers), flow)
+    with pytest.raises(FlowError, match=r"Flow\.layers"):
+        replace(single, layers=0)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ import sparrow
 from sparrow.calibration.flows.score import TokenizedText
 from sparrow.calibration.flows.texts import SPLITS
 from sparrow.dataflow.campaign.splits import apart, texts_of
-from sparrow.schema.campaign import BASELINES, CAMPAIGN, FRONT, Campaign, Candidate, FlowLoopConfig
+from sparrow.schema.campaign import (
+    BASELINES,
+    CAMPAIGN,
+    FRONT,
+    OBJECTIVES,
+    Campaign,
+    Candidate,
+    FlowLoopConfig,
+)
 
 SMALL: Any = {
     "model": "tiny",
@@ -64,11 +73,20 @@ def test_a_campaign_is_recorded_and_its_best_are_validated(done: Path) -> None:
     shipped = [candidate(done, number) for number in range(len(BASELINES))]
     assert all(one.validation for one in shipped)
     assert not any(one.held_out for one in shipped)
-    best = max((one for one in own if one.status == "scored"), key=lambda one: one.worth)
+    scored = [one for one in own if one.status == "scored"]
+    best = max(scored, key=lambda one: one.worth("p05"))
     assert best.validation
-    assert {*best.search[0].above} == {*BASELINES}
+    assert [score.budget for score in best.search] == [64, None]
+    for score in best.search:
+        assert {*score.above} == {*BASELINES}
+        for name, number in zip(BASELINES, range(3), strict=True):
+            other = candidate(done, number).search[0]
+            for objective in OBJECTIVES:
+                apart = getattr(score, objective).value - getattr(other, objective).value
+                assert score.above[name][objective].value == pytest.approx(apart, abs=1e-9)
+    assert all(one.search[0].hard_misses.value >= 0 for one in scored)
     assert (done / FRONT).read_text().startswith("<svg")
-    worth = [row.search for row in found.rows]
+    worth = [row.search.p05.value for row in found.rows]
     assert worth == sorted(worth, reverse=True)
     assert not [*(done / "candidates").glob("*.proposal")]
 
@@ -77,9 +95,9 @@ def test_the_front_has_what_nothing_beats(done: Path) -> None:
     rows = Campaign.load(done / CAMPAIGN).rows
     for row in rows:
         beaten = any(
-            other.search >= row.search
+            other.search.p05.value >= row.search.p05.value
             and (other.bytes or 0) <= (row.bytes or 0)
-            and (other.search, other.bytes) != (row.search, row.bytes)
+            and (other.search.p05.value, other.bytes) != (row.search.p05.value, row.bytes)
             for other in rows
         )
         assert row.front != beaten
@@ -104,7 +122,7 @@ def test_an_entry_is_published_once(done: Path) -> None:
     chosen = next(row.number for row in own if row.validation is not None)
     other = next(row.number for row in own if row.validation is None)
     first = sparrow.flow_publish(done, chosen)
-    assert len(first.held_out) == 1
+    assert [score.budget for score in first.held_out] == [64, None]
     notes = list[str]()
     assert sparrow.flow_publish(done, chosen, report=notes.append) == first
     assert any("before" in note for note in notes)
@@ -131,7 +149,7 @@ print(json.dumps({{"source": source, "name": "mine", "parents": [0], "made": "by
     found = ["scored", "invalid", "late", "duplicate", "invalid", "scored", "scored"]
     assert [one.status for one in tried] == found
     assert "whatever the budget" in tried[4].error
-    assert tried[6].worth < 0.99, "the median of a process that was meddled with"
+    assert tried[6].worth("p05") < 0.99, "the median of a process that was meddled with"
     assert "0004.py:5" in tried[1].error
     assert "average" in tried[1].error
     assert (tried[0].name, tried[0].parents, tried[0].made) == ("mine", (0,), "by hand")
@@ -141,6 +159,23 @@ print(json.dumps({{"source": source, "name": "mine", "parents": [0], "made": "by
     assert seen["candidates"][3]["source"] == GOOD
     assert not {"validation", "held_out"} & seen["candidates"][0].keys()
     assert seen["language"]["functions"]
+
+
+def test_other_objectives_and_times(done: Path, tmp_path: Path) -> None:
+    """What was measured is ordered anew; times are another campaign's."""
+    out = Path(shutil.copytree(done, tmp_path / "out"))
+    found = sparrow.flow_loop(out, candidates=5, promote=2, objective="hard_misses", **SMALL)
+    misses = [row.search.hard_misses.value for row in found.rows]
+    assert misses == sorted(misses)
+    with pytest.raises(ValueError, match="times"):
+        sparrow.flow_loop(out, times=True, device="cpu", **SMALL)
+    with pytest.raises(ValueError, match="no GPU"):
+        sparrow.flow_loop(tmp_path / "timed", times=True, device="auto", **SMALL)
+    timed = sparrow.flow_loop(
+        tmp_path / "timed", candidates=1, promote=1, times=True, device="cpu", **SMALL
+    )
+    assert all(row.microseconds and row.microseconds > 0 for row in timed.rows)
+    assert len(ElementTree.parse(tmp_path / "timed" / FRONT).findall(".//{*}svg")) in (0, 6)
 
 
 def gives_nothing(state: Any) -> str:

@@ -90,6 +90,17 @@ def test_scores_weights_and_acceptance_agree(pair: list[Run], played: Played) ->
     assert ours.groups == theirs.groups
 
 
+def test_token_ids_beyond_the_vocabulary_are_named(pair: list[Run], played: Played) -> None:
+    rollouts, decoding = played
+    first, *others = rollouts.groups
+    wrong, *answers = first.trajectories
+    ids = np.append(wrong.ids[:-1], 10**6).astype(wrong.ids.dtype)
+    group = first.replace(trajectories=(wrong.replace(ids=ids), *answers))
+    for run in pair:
+        with pytest.raises(ValueError, match=f"{first.prompt_id}.*1000000"):
+            run.learner.score(rollouts.replace(groups=(group, *others)), decoding)
+
+
 def test_updates_move_weights_by_the_same_amounts(pair: list[Run], played: Played) -> None:
     """AdamW makes whole steps of gradients that are rounding: of those a few differ."""
     moved, stats = [], []

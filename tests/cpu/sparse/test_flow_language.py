@@ -370,6 +370,53 @@ def test_what_depends_on_the_page_number_alone() -> None:
         assert (got[row, :, length // PAGE :] == -np.inf).all()
 
 
+# Choices within a formula.
+
+
+def chosen_of(here: Here, budget: int, share: float, x: Array) -> set[int]:
+    """The best free pages by x, NaN last: as many as `share` of those that the budget keeps."""
+    every = -(-here.length // PAGE)
+    reserved = min(every, FIRST + LAST)
+    tail = here.length - (every - 1) * PAGE
+    kept = min(every, max(reserved, (budget - tail) // PAGE + 1))
+    order = sorted(free_pages(here), key=lambda page: (np.isnan(x[page]), -x[page], page))
+    return set(order[: math.ceil((kept - reserved) * share)])
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 1, 1.5, 16])
+@pytest.mark.parametrize("by_head", [False, True])
+def test_the_best_pages_are_a_share_of_those_that_are_kept(share: float, by_head: bool) -> None:
+    """Of a union the sure ones are the best by one score; of two stages all others are out."""
+    programs = {
+        name: trace(flow_of(formula, {"x": (SIZE,), "s": ()}, ()), *PROBE)
+        for name, formula in {
+            "union": lambda q, f, p: t.union(f.s, f.x[0], share),
+            "stages": lambda q, f, p: t.two_stage(f.s, f.x[0], share),
+        }.items()
+    }
+    budgets = torch.arange(9, 9 + 3 * len(LENGTHS), 3) % 16
+    if by_head:
+        budgets = torch.stack([budgets, budgets.flip(0)], dim=1)
+    for name, program in programs.items():
+        q, blocks = draw(program, own=True, seed=2)
+        blocks["s"] = blocks["s"].round()  # ties
+        blocks["s"][3, 2] = np.nan
+        scene = ScoreContext(
+            lengths=torch.tensor(LENGTHS), budgets=budgets, layer=LAYER, first=FIRST, last=LAST
+        )
+        tensors = {key: torch.from_numpy(block) for key, block in blocks.items()}
+        got, _ = interpret.score(program, torch.from_numpy(q), tensors, scene, pages=PAGES)
+        for row, head in np.ndindex(len(LENGTHS), HEADS):
+            here = Here(length=LENGTHS[row], pages=LENGTHS[row] // PAGE, page=-1, head=head)
+            budget = int(budgets[row, head] if by_head else budgets[row])
+            chosen = chosen_of(here, budget, share, blocks["s"][row, :, head])
+            for page in range(here.pages):
+                own = float(blocks["x"][row, page, head, 0])
+                sure, other = (1e30, own) if name == "union" else (own, -1e30)
+                wanted = 0.5 * (sure if page in chosen else other)
+                assert got[row, head, page] == pytest.approx(wanted, rel=1e-5), (row, head, page)
+
+
 # State.
 
 

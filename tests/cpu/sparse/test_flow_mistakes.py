@@ -141,6 +141,11 @@ OPERATIONS: list[tuple[str, str]] = [  # with a word of the remedy
     ("take(fields.mean, [0, 128])", "axis of 128"),
     ("query[0, 1]", "first axis"),
     ("kron(query, fields.mean)", "vectors"),
+    ("union(fields.mean, fields.mean.sum())", "reduce"),
+    ("union(query.sum(), fields.mean.sum())", r"position\.page"),
+    ("two_stage(fields.mean.sum(), fields.mean.sum(), 17)", "16"),
+    ("two_stage(fields.mean.sum(), fields.mean.sum(), True)", "16"),
+    ("among_best(fields.mean.sum(), 0.5) * 1.0", "where"),
     ("fields.mean @ constant(['a'])", "numbers"),
     ("fields.mean * constant([np.inf])", "numbers"),
     ("fields.mean * weights([1.0])", "KV heads"),
@@ -165,6 +170,7 @@ FLOWS: list[Case] = [
     ("probe=(16, 64),", MADE, "probe"),
     ("state={'mean': 0.0},", MADE, "'mean'"),  # called as a field
     ("state={'v': 0.0},", MADE, "'v'"),
+    ("layers=1.5,", MADE, "layers"),
 ]
 
 
@@ -188,6 +194,8 @@ def test_mistakes_are_refused_with_their_line(tmp_path: Path) -> None:
     kept = "global kept; kept = keys; return {'mean': keys.mean(0)}"
     parts = {"summarise": kept, "score": "return fields.mean.sum() + kept.sum()"}
     refused(tmp_path, parts, MADE, "keys of another call")
+    parts = {"score": "return union(fields.mean.sum(), position.page)", "more": "mass=0.5,"}
+    refused(tmp_path, parts, "union(fields.mean.sum(), position.page)", "mass")
     with pytest.raises(FlowError, match=rf"^{re.escape(__file__)}:\d+: .*Flow.name"):
         Flow(name="", score=None)
 

@@ -13,7 +13,7 @@ from sparrow.models.attention import PackedSparse
 from sparrow.ops.reference import attention as definitions
 from sparrow.schema.schedule import Schedule, kept_tokens
 from sparrow.sparse import preset
-from sparrow.sparse.flows import library
+from sparrow.sparse.flows import library, two_stage, union
 from sparrow.sparse.rule import Rule
 
 LAYERS, SPARSE = 3, 2
@@ -53,8 +53,17 @@ def test_schedules_made_for_another_rule_are_refused_by_field() -> None:
 
 PAGE, SIZE, HEADS, KV_HEADS, SCALE = 8, 8, 6, 2, 0.5
 TOP_P = mean_flow("top-p", library.softmax_sum.score, mass=0.7)
-FLOWS = {flow.name: flow for flow in (*LIBRARY, TOP_P, IN_FP8, COUNTING)}
-EXACT = {"block-mean", "quest", "sub-quest-4", "running-average-0.5", "window", "counting"}
+UNION = mean_flow("union", lambda q, f, p: union(q[0] @ f.mean, (q @ f.mean).sum(), 0.3))
+STAGES = mean_flow("stages", lambda q, f, p: two_stage(f.mean.sum(), (q @ f.mean).max(), 1.5))
+FLOWS = {flow.name: flow for flow in (*LIBRARY, TOP_P, UNION, STAGES, IN_FP8, COUNTING)}
+EXACT = {"union", "stages"} | {
+    "block-mean",
+    "quest",
+    "sub-quest-4",
+    "running-average-0.5",
+    "window",
+    "counting",
+}
 
 
 def sequence(length: int, *, whole: bool = False, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
