@@ -37,15 +37,15 @@ LONGEST = 80  # characters of a reason or a name
 STALENESS = "async/staleness_max"
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """How far a run is. It may go on while its files are read."""
 
     steps: tuple[Metrics, ...]  # in metrics.jsonl
     taken: int  # steps at least
     begun: int  # steps at most: a batch is recorded before it is learnt
 
-    def until(self, step: int) -> "Progress":
-        return Progress(tuple(line for line in self.steps if line.step < step), step, step)
+    def until(self, step: int) -> "RunProgress":
+        return RunProgress(tuple(line for line in self.steps if line.step < step), step, step)
 
 
 @dataclass
@@ -185,10 +185,10 @@ def _steps(folder: Path) -> tuple[Metrics, ...]:
 
 def _progress(
     before: tuple[Metrics, ...], after: tuple[Metrics, ...], saved: int, ended: bool
-) -> Progress:
+) -> RunProgress:
     """Steps by metrics.jsonl; by the checkpoint, which comes after them, if lines are missing."""
     taken, later = (max([saved, *(line.step + 1 for line in lines)]) for lines in (before, after))
-    return Progress(before, taken, max(taken, later) + (not ended))
+    return RunProgress(before, taken, max(taken, later) + (not ended))
 
 
 # A run that resumes goes back to its checkpoint: first its files are cut, then its ledger. Steps
@@ -196,7 +196,7 @@ def _progress(
 
 
 def _cut_files(
-    folder: Path, progress: Progress, batches: Mapping[int, UsedPrompts], saved: int
+    folder: Path, progress: RunProgress, batches: Mapping[int, UsedPrompts], saved: int
 ) -> bool:
     """Whether the ledger still has the steps behind the checkpoint, and no other file."""
     behind = [step for step in batches if step >= saved]
@@ -207,14 +207,14 @@ def _cut_files(
 
 
 def _cut_ledger(
-    progress: Progress, batches: Mapping[int, UsedPrompts], counted: LedgerAudit, saved: int
+    progress: RunProgress, batches: Mapping[int, UsedPrompts], counted: LedgerAudit, saved: int
 ) -> bool:
     """Whether the ledger has gone back to the checkpoint, and says so, but not the other files."""
     again = any(count.reason == TAKEN_AGAIN.format(saved) for count in counted.counts)
     return again and progress.taken > saved and max(batches, default=-1) < saved
 
 
-def _unmatched(progress: Progress, batches: Mapping[int, UsedPrompts]) -> Iterator[str]:
+def _unmatched(progress: RunProgress, batches: Mapping[int, UsedPrompts]) -> Iterator[str]:
     """Steps without a batch, batches without a step."""
     steps = {line.step for line in progress.steps}
     if lost := steps - batches.keys():
@@ -226,7 +226,7 @@ def _unmatched(progress: Progress, batches: Mapping[int, UsedPrompts]) -> Iterat
 
 
 def _broken_settings(
-    progress: Progress, batches: Mapping[int, UsedPrompts], config: TrainConfig
+    progress: RunProgress, batches: Mapping[int, UsedPrompts], config: TrainConfig
 ) -> Iterator[str]:
     """Batches of another size, and steps with older tokens, than the settings say."""
     groups, bound = config.rollout.prompts, config.dispatch.staleness
@@ -280,7 +280,7 @@ def _rows(folder: Path, config: TrainConfig | None, notes: list[str]) -> Example
 
 def _compare(
     folder: Path,
-    progress: Progress,
+    progress: RunProgress,
     batches: Mapping[int, UsedPrompts],
     config: TrainConfig | None,
     rows: Examples | None,
@@ -336,7 +336,7 @@ def _versions(group: Group) -> Iterator[int]:
             yield from (int(sampled.min()), int(sampled.max()))
 
 
-def _uncompared(progress: Progress, config: TrainConfig | None, compared: int) -> Iterator[str]:
+def _uncompared(progress: RunProgress, config: TrainConfig | None, compared: int) -> Iterator[str]:
     """How many steps should have rollouts and have none: they may have been removed."""
     every = 0 if config is None else config.run.rollouts
     expected = -(-progress.taken // every) if every else 0

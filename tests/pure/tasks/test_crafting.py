@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks.base import RIGHT, Example, Row, decode, encode
 from sparrow.tasks.choosing import find_task, open_judge, open_rows
-from sparrow.tasks.environments.crafting import Action, Crafting, CraftingEnvironment
+from sparrow.tasks.environments.crafting import Crafting, CraftingAction, CraftingEnvironment
 from sparrow.tasks.environments.crafting.languages import ENGLISH, PUZZLE
 from sparrow.tasks.environments.crafting.task import MOST_DISTRACTORS
-from sparrow.tasks.environments.crafting.world import Page, Workshop, World
+from sparrow.tasks.environments.crafting.world import BookPage, CraftingWorld, Workshop
 from sparrow.tasks.judging import InProcess
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ print(json.dumps({{name: digest(name) for name in {list(GOLDEN)}}}))
 every_name = pytest.mark.parametrize("name", NAMES)
 
 # x9 is made of x7 and x3, x7 of x1 and x2; nobody can get x50.
-HAND = World(
+HAND = CraftingWorld(
     goal="x9",
     tree={"x9": ("x7", "x3"), "x7": ("x1", "x2")},
     recipes=[
@@ -135,11 +135,11 @@ def test_plays_by_hand_that_are_wrong(text: str, reason: str) -> None:
 
 def test_pages_by_hand() -> None:
     """The recipes of an item and of its parts, those that use it, and the raw items of these."""
-    assert HAND.page("x9") == Page([HAND.recipes[i] for i in (0, 2, 3)], ["x1", "x2", "x3"])
-    assert HAND.page("x7") == Page([HAND.recipes[i] for i in (0, 2)], ["x1", "x2", "x3"])
-    assert HAND.page("x8") == Page([HAND.recipes[i] for i in (1, 4)], ["x1", "x3", "x5"])
-    assert HAND.page("x50") == Page([HAND.recipes[3]], ["x3"])
-    assert HAND.page("x99") == Page([], [])
+    assert HAND.page("x9") == BookPage([HAND.recipes[i] for i in (0, 2, 3)], ["x1", "x2", "x3"])
+    assert HAND.page("x7") == BookPage([HAND.recipes[i] for i in (0, 2)], ["x1", "x2", "x3"])
+    assert HAND.page("x8") == BookPage([HAND.recipes[i] for i in (1, 4)], ["x1", "x3", "x5"])
+    assert HAND.page("x50") == BookPage([HAND.recipes[3]], ["x3"])
+    assert HAND.page("x99") == BookPage([], [])
     assert [HAND.depth(item) for item in ("x9", "x7", "x1")] == [2, 1, 0]
     assert PUZZLE.ask("x7", HAND.page("x7")) == (
         "find x7 with x9 = x7 + x3 ; x7 = x1 + x2 ; take x1 x2 x3 <think>"
@@ -150,44 +150,46 @@ def test_answers_by_hand() -> None:
     """What an agent is told, in both languages."""
     shop = Workshop(HAND)
     for action, puzzle, english in (
-        (Action("take", ("x1",)), "yes", "You have x1 now.\n"),
-        (Action("take", ("x7",)), "no", "You cannot get x7: it is not a raw item.\n"),
-        (Action("make", ("x7", "x1", "x2")), "no x2", "You lack x2.\n"),
-        (Action("make", ("x9", "x7", "x3")), "no x7 x3", "You lack x7, x3.\n"),
-        (Action("make", ("x7", "x1", "x3")), "no", "No recipe makes x7 of these two.\n"),
-        (Action("show"), "yes x1", "You have: x1\n"),
-        (Action("find", ("x99",)), "no", "No recipe is about x99.\n"),
+        (CraftingAction("take", ("x1",)), "yes", "You have x1 now.\n"),
+        (CraftingAction("take", ("x7",)), "no", "You cannot get x7: it is not a raw item.\n"),
+        (CraftingAction("make", ("x7", "x1", "x2")), "no x2", "You lack x2.\n"),
+        (CraftingAction("make", ("x9", "x7", "x3")), "no x7 x3", "You lack x7, x3.\n"),
+        (CraftingAction("make", ("x7", "x1", "x3")), "no", "No recipe makes x7 of these two.\n"),
+        (CraftingAction("show"), "yes x1", "You have: x1\n"),
+        (CraftingAction("find", ("x99",)), "no", "No recipe is about x99.\n"),
         (
-            Action("find", ("x50",)),
+            CraftingAction("find", ("x50",)),
             "x9 = x3 + x50 ; take x3",
             "craft x9 using x3 and x50\nRaw items: x3\n",
         ),
-        (Action("spawn", ("x7",)), "no", "There is no helper to craft x7.\n"),
-        (Action("end", text="yes"), "no", "x9 was not made.\n"),
-        (Action("take", ("x2",)), "yes", "You have x2 now.\n"),
-        (Action("make", ("x7", "x2", "x1")), "yes", "You made x7.\n"),
-        (Action("show"), "yes x7", "You have: x7\n"),
-        (Action("take", ("x3",)), "yes", "You have x3 now.\n"),
-        (Action("make", ("x9", "x3", "x7")), "yes", "You made x9.\n"),
-        (Action("end", text="yes"), "yes", "x9 was made.\n"),
+        (CraftingAction("spawn", ("x7",)), "no", "There is no helper to craft x7.\n"),
+        (CraftingAction("end", text="yes"), "no", "x9 was not made.\n"),
+        (CraftingAction("take", ("x2",)), "yes", "You have x2 now.\n"),
+        (CraftingAction("make", ("x7", "x2", "x1")), "yes", "You made x7.\n"),
+        (CraftingAction("show"), "yes x7", "You have: x7\n"),
+        (CraftingAction("take", ("x3",)), "yes", "You have x3 now.\n"),
+        (CraftingAction("make", ("x9", "x3", "x7")), "yes", "You made x9.\n"),
+        (CraftingAction("end", text="yes"), "yes", "x9 was made.\n"),
     ):
         outcome = shop.act(action)
         assert (PUZZLE.answer(outcome, HAND), ENGLISH.answer(outcome, HAND)) == (puzzle, english)
         assert PUZZLE.parse(PUZZLE.say(action)) == ENGLISH.parse(ENGLISH.say(action)) == action
-    assert Workshop(HAND).act(Action("show")).name == "empty"
+    assert Workshop(HAND).act(CraftingAction("show")).name == "empty"
     assert shop.act(None).name == "unreadable"
 
 
 def test_english_as_people_write_it() -> None:
-    assert ENGLISH.parse("Get  Oak Bark.") == Action("take", ("oak bark",))
-    made = Action("make", ("oak rope", "a b", "c d"))
+    assert ENGLISH.parse("Get  Oak Bark.") == CraftingAction("take", ("oak bark",))
+    made = CraftingAction("make", ("oak rope", "a b", "c d"))
     assert ENGLISH.parse("hm </think>\n\ncraft oak rope using a b and c d\n") == made
-    assert ENGLISH.parse("done: I made it.\nReally") == Action("end", text="I made it.\nReally")
-    assert ENGLISH.parse("DONE") == Action("end")
+    assert ENGLISH.parse("done: I made it.\nReally") == CraftingAction(
+        "end", text="I made it.\nReally"
+    )
+    assert ENGLISH.parse("DONE") == CraftingAction("end")
     for text in ("get a\nget b", "get", "take oak bark", "", "craft a using b", "I get oak bark"):
         assert ENGLISH.parse(text) is None
     plays = ENGLISH.parse_play("get a\n\n  inventory\nhm")
-    assert plays == [Action("take", ("a",)), Action("show"), None]
+    assert plays == [CraftingAction("take", ("a",)), CraftingAction("show"), None]
 
 
 # Every seed and depth.
@@ -215,7 +217,7 @@ def test_gold_texts_are_right_and_in_the_language(name: str) -> None:
 def test_worlds_are_trees_of_the_asked_depth_with_distractors(name: str) -> None:
     task = Crafting.named(name)
     for seed in range(8):
-        world = World.of(task.row(seed, 100).data)
+        world = CraftingWorld.of(task.row(seed, 100).data)
         used = Counter(part for parts in world.tree.values() for part in parts)
         assert world.depth(world.goal) == task.depth
         assert set(used.values()) == {1}, "every item is needed once"
@@ -231,7 +233,7 @@ def test_no_distractor_is_needed_and_none_makes_an_item_of_the_tree(name: str) -
     task, dead, shared = Crafting.named(name), 0, 0
     for seed in range(20):
         row = task.row(seed, 100)
-        world = World.of(row.data)
+        world = CraftingWorld.of(row.data)
         needed = [(item, *parts) for item, parts in world.tree.items()]
         others = [recipe for recipe in world.recipes if recipe not in needed]
         raw = {part for parts in world.tree.values() for part in parts} - {*world.tree}
@@ -260,7 +262,8 @@ def test_names_suffice_for_the_largest_worlds() -> None:
 def test_both_languages_have_the_same_worlds() -> None:
     for seed in range(5):
         puzzle, english = (
-            World.of(Crafting(depth=4, text=text).row(seed, 1).data) for text in (False, True)
+            CraftingWorld.of(Crafting(depth=4, text=text).row(seed, 1).data)
+            for text in (False, True)
         )
         same = dict(zip(puzzle.raw, english.raw, strict=True))
         same |= {a[0]: b[0] for a, b in zip(puzzle.recipes, english.recipes, strict=True)}
@@ -339,7 +342,7 @@ def test_the_context_of_an_agent_does_not_grow_with_depth() -> None:
 
 def test_subtasks_are_rows_of_their_own() -> None:
     environment = opened("crafting-text-3", 4)
-    world = World.of(Crafting.named("crafting-text-3").row(4, 100).data)
+    world = CraftingWorld.of(Crafting.named("crafting-text-3").row(4, 100).data)
     item = next(item for item in world.tree if item != world.goal)
     example = environment.subtask(item)
     task: Any = find_task(f"crafting-text-3/{item}")
@@ -368,17 +371,17 @@ ACTIONS = st.lists(
 )
 
 
-def said(language: Any, world: World, kind: str, number: int, text: str) -> str:
+def said(language: Any, world: CraftingWorld, kind: str, number: int, text: str) -> str:
     """An action that is right, wrong or none."""
     items = sorted({item for recipe in world.recipes for item in recipe})
     pick = [items[number // (len(items) ** i) % len(items)] for i in range(3)]
     if kind == "text":
         return text
     if kind == "known":
-        return language.say(Action("make", world.recipes[number % len(world.recipes)]))
+        return language.say(CraftingAction("make", world.recipes[number % len(world.recipes)]))
     if kind == "take":
         pick[0] = [*world.raw, *items[:2]][number % (len(world.raw) + 2)]
-    return language.say(Action(kind, tuple(pick[: 3 if kind == "make" else 1])))
+    return language.say(CraftingAction(kind, tuple(pick[: 3 if kind == "make" else 1])))
 
 
 @given(st.sampled_from(KINDS), st.integers(1, 2), st.integers(0, 50), ACTIONS)
@@ -386,7 +389,7 @@ def test_random_actions_keep_the_rules(kind: str, depth: int, seed: int, actions
     """Against a second count of what there is, by the answers alone."""
     environment = opened(f"{kind}-{depth}", seed)
     task = Crafting.named(f"{kind}-{depth}")
-    world, language = World.of(task.row(seed, 100).data), task.language
+    world, language = CraftingWorld.of(task.row(seed, 100).data), task.language
     items, rewards = Counter[str](), 0.0
     for wanted in actions:
         text = said(language, world, *wanted)

@@ -2,4 +2,4 @@
 
 from sparrow.tasks.environments.crafting.environment import CraftingEnvironment
 from sparrow.tasks.environments.crafting.task import Crafting
-from sparrow.tasks.environments.crafting.world import Action
+from sparrow.tasks.environments.crafting.world import CraftingAction

@@ -6,7 +6,7 @@ from typing import Any
 from sparrow.tasks.base import Example, Row
 from sparrow.tasks.environments.base import Observation, RowKey
 from sparrow.tasks.environments.crafting.task import Crafting
-from sparrow.tasks.environments.crafting.world import Action, Workshop, World
+from sparrow.tasks.environments.crafting.world import CraftingAction, CraftingWorld, Workshop
 
 ITEM = "item"  # in the extra of a sub-agent's example
 
@@ -14,8 +14,8 @@ ITEM = "item"  # in the extra of a sub-agent's example
 class CraftingEnvironment:
     """What all agents of a play make together; its reward is 1 at the step that makes the goal.
 
-    An agent that may spawn others does so at Action("spawn"), with `subtask`, and keeps the ends of
-    sub-agents to itself: here "spawn" is refused, and "end" is the end of the play.
+    An agent that may spawn others does so at a "spawn" action, with `subtask`, and keeps the ends
+    of sub-agents to itself: here "spawn" is refused, and "end" is the end of the play.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -32,7 +32,7 @@ class CraftingEnvironment:
         self._task = Crafting.named(key.family)
         self.notices = self._task.language.notices
         self._row = self._task.row(key.seed, key.length)
-        self._workshop, self._done = Workshop(World.of(self._row.data)), False
+        self._workshop, self._done = Workshop(CraftingWorld.of(self._row.data)), False
         return Observation(self._row.prompt)
 
     async def step(self, action: str) -> Observation:
@@ -50,7 +50,7 @@ class CraftingEnvironment:
     async def close(self) -> None:
         """Release nothing."""
 
-    def parse(self, action: str) -> Action | None:
+    def parse(self, action: str) -> CraftingAction | None:
         """Read an action in the language of the row; None: it is none."""
         return self._task.language.parse(action)
 

@@ -12,7 +12,13 @@ from random import Random
 
 from sparrow.tasks.base import NAMES, THINK
 from sparrow.tasks.environments.base import without_thoughts
-from sparrow.tasks.environments.crafting.world import Action, Kind, Outcome, Page, World
+from sparrow.tasks.environments.crafting.world import (
+    ActionResult,
+    BookPage,
+    CraftingAction,
+    CraftingWorld,
+    Kind,
+)
 
 QUALITIES = [
     "amber",
@@ -63,7 +69,7 @@ MADE = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Language:
+class CraftingLanguage:
     """Names of items, and the words for actions and outcomes.
 
     between: what separates the actions of a text, which has a whole play. items: what separates
@@ -91,40 +97,40 @@ class Language:
             return raw, raw
         return raw, rng.sample(self.made_names, len(self.made_names))
 
-    def ask(self, item: str, page: Page) -> str:
+    def ask(self, item: str, page: BookPage) -> str:
         """Write the prompt of an agent that is to make an item."""
         return self.prompt.format(item=item, page=self.page(page))
 
-    def page(self, page: Page) -> str:
-        lines = [self.say(Action("make", recipe)) for recipe in page.recipes]
+    def page(self, page: BookPage) -> str:
+        lines = [self.say(CraftingAction("make", recipe)) for recipe in page.recipes]
         if page.raw:
             lines.append(self.raw.format(self.items.join(page.raw)))
         return self.lines.join(lines)
 
-    def say(self, action: Action) -> str:
+    def say(self, action: CraftingAction) -> str:
         return self.forms[action.kind].format(*action.items, text=action.text)
 
-    def play(self, actions: Sequence[Action]) -> str:
+    def play(self, actions: Sequence[CraftingAction]) -> str:
         """Write a whole play."""
         return self.between[0].join(map(self.say, actions))
 
-    def parse(self, said: str) -> Action | None:
+    def parse(self, said: str) -> CraftingAction | None:
         """Read one action, which follows the thoughts, if there are any; None: it is none."""
         text = re.sub(r"[ \t]+", " ", without_thoughts(said)).rstrip(".")
         for kind, pattern in self.patterns.items():
             if found := re.fullmatch(pattern, text, re.IGNORECASE):
                 words = [word or "" for word in found.groups()]
                 if kind == "end":
-                    return Action(kind, text=words[0])
-                return Action(kind, tuple(word.lower() for word in words))
+                    return CraftingAction(kind, text=words[0])
+                return CraftingAction(kind, tuple(word.lower() for word in words))
         return None
 
-    def parse_play(self, text: str) -> list[Action | None]:
+    def parse_play(self, text: str) -> list[CraftingAction | None]:
         """Read a whole play; None for what is no action."""
         parts = re.split(self.between[1], without_thoughts(text))
         return [self.parse(part) for part in parts if part.strip()]
 
-    def answer(self, outcome: Outcome, world: World) -> str:
+    def answer(self, outcome: ActionResult, world: CraftingWorld) -> str:
         """Write what an agent reads about an outcome."""
         page = ""
         if outcome.name == "found":
@@ -132,7 +138,7 @@ class Language:
         return self.answers[outcome.name].format(items=self.items.join(outcome.items), page=page)
 
 
-PUZZLE = Language(
+PUZZLE = CraftingLanguage(
     raw_names=[f"x{number}" for number in range(NAMES)],
     made_names=None,
     prompt=f"find {{item}} with {{page}} {THINK}",
@@ -168,7 +174,7 @@ PUZZLE = Language(
     notices={**dict.fromkeys(("timeout", "failed", "steps"), "end no"), "shortened": "; no"},
 )
 
-ENGLISH = Language(
+ENGLISH = CraftingLanguage(
     raw_names=[" ".join(pair) for pair in product(QUALITIES, RAW)],
     made_names=[" ".join(pair) for pair in product(QUALITIES, MADE)],
     prompt="""\

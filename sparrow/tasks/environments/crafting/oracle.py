@@ -7,8 +7,14 @@ of whose parts it has not read the recipes; one that read the whole book looks u
 from random import Random
 from typing import Any
 
-from sparrow.tasks.environments.crafting.languages import Language
-from sparrow.tasks.environments.crafting.world import Action, Kind, Page, Workshop, World
+from sparrow.tasks.environments.crafting.languages import CraftingLanguage
+from sparrow.tasks.environments.crafting.world import (
+    BookPage,
+    CraftingAction,
+    CraftingWorld,
+    Kind,
+    Workshop,
+)
 
 
 class Oracle:
@@ -18,7 +24,12 @@ class Oracle:
     """
 
     def __init__(
-        self, world: World, language: Language, rng: Random, *, spawn_from: int | None = None
+        self,
+        world: CraftingWorld,
+        language: CraftingLanguage,
+        rng: Random,
+        *,
+        spawn_from: int | None = None,
     ) -> None:
         if spawn_from is not None and spawn_from < 1:
             raise ValueError(f"spawn_from must be at least 1, got {spawn_from}")
@@ -26,11 +37,11 @@ class Oracle:
         self.workshop = Workshop(world)
         self.agents: list[GoldAgent] = []
 
-    def play(self, page: Page) -> None:
+    def play(self, page: BookPage) -> None:
         """Make the goal, by an agent with this page."""
         self.begin(self.world.goal, page)
 
-    def begin(self, item: str, page: Page) -> str:
+    def begin(self, item: str, page: BookPage) -> str:
         """Let an agent make an item; its final message."""
         self.agents.append(GoldAgent(self, item, page))
         return self.agents[-1].live()
@@ -39,11 +50,11 @@ class Oracle:
 class GoldAgent:
     """One agent of a gold play: its item, its prompt, its actions and what it is told."""
 
-    def __init__(self, oracle: Oracle, item: str, page: Page) -> None:
+    def __init__(self, oracle: Oracle, item: str, page: BookPage) -> None:
         self.oracle, self.item = oracle, item
         self.prompt = oracle.language.ask(item, page)
         self.known = {recipe[0] for recipe in page.recipes}  # of which it has read the recipes
-        self.actions: list[Action] = []
+        self.actions: list[CraftingAction] = []
         self.heard: list[str] = []
 
     @property
@@ -60,7 +71,7 @@ class GoldAgent:
     def live(self) -> str:
         self._make(self.item)
         message = self.oracle.language.ready.format(self.item)
-        self.actions.append(Action("end", text=message))
+        self.actions.append(CraftingAction("end", text=message))
         return message
 
     def _make(self, item: str) -> None:
@@ -73,14 +84,14 @@ class GoldAgent:
             if part not in world.tree:
                 self._act("take", part)
             elif spawn_from is not None and world.depth(part) >= spawn_from:
-                self.actions.append(Action("spawn", (part,)))
+                self.actions.append(CraftingAction("spawn", (part,)))
                 self.heard.append(self.oracle.begin(part, world.page(part)))
             else:
                 self._make(part)
         self._act("make", item, *parts)
 
     def _act(self, kind: Kind, *items: str) -> None:
-        action = Action(kind, items)
+        action = CraftingAction(kind, items)
         outcome = self.oracle.workshop.act(action)
         assert outcome.accepted, f"{action}: {outcome}"
         self.actions.append(action)

@@ -22,9 +22,9 @@ from sparrow.tasks.base import (
     keyed_random,
     wrong,
 )
-from sparrow.tasks.environments.crafting.languages import ENGLISH, PUZZLE, Language
+from sparrow.tasks.environments.crafting.languages import ENGLISH, PUZZLE, CraftingLanguage
 from sparrow.tasks.environments.crafting.oracle import Oracle
-from sparrow.tasks.environments.crafting.world import Page, Workshop, World, WorldDraw
+from sparrow.tasks.environments.crafting.world import BookPage, CraftingWorld, Workshop, WorldDraw
 
 CRAFTING = "crafting"
 DEPTHS = (1, 6)
@@ -77,7 +77,7 @@ class Crafting:
         return f"{CRAFTING}{kind}{distractors}{'/' * bool(self.item)}{self.item}"
 
     @property
-    def language(self) -> Language:
+    def language(self) -> CraftingLanguage:
         return ENGLISH if self.text else PUZZLE
 
     def row(self, seed: int, length: int) -> Row:
@@ -93,7 +93,7 @@ class Crafting:
         by the environment.
         """
         check_row(self.name, row)
-        workshop = Workshop(World.of(row.data))
+        workshop = Workshop(CraftingWorld.of(row.data))
         for number, action in enumerate(self.language.parse_play(text), 1):
             if action is None:
                 return wrong(f"action {number} is not one of this world")
@@ -126,17 +126,17 @@ class Crafting:
 
     def _oracle(self, row: Row, seed: int, spawn_from: int | None) -> Oracle:
         check_row(self.name, row)
-        world = World.of(row.data)
+        world = CraftingWorld.of(row.data)
         rng = keyed_random(self.name, row.seed, "gold", seed)
         oracle = Oracle(world, self.language, rng, spawn_from=spawn_from)
         oracle.play(self._page(world))
         return oracle
 
-    def _page(self, world: World) -> Page:
+    def _page(self, world: CraftingWorld) -> BookPage:
         whole = not self.book and not self.item
         return world.book if whole else world.page(world.goal)
 
-    def _world(self, seed: int) -> World:
+    def _world(self, seed: int) -> CraftingWorld:
         key = (CRAFTING, self.depth, self.distractors, seed)
         names = self.language.draw_names(keyed_random(*key, "names", self.text))
         world = WorldDraw(keyed_random(*key), *names).world(self.depth, self.distractors)

@@ -24,7 +24,7 @@ Recipe = tuple[str, str, str]  # an item and its parts
 Kind = Literal["take", "make", "find", "show", "spawn", "end"]
 
 
-class Action(NamedTuple):
+class CraftingAction(NamedTuple):
     """What an agent does. items: an item, for "make" with its parts. text: of its end."""
 
     kind: Kind
@@ -32,7 +32,7 @@ class Action(NamedTuple):
     text: str = ""
 
 
-class Outcome(NamedTuple):
+class ActionResult(NamedTuple):
     """What came of an action: a name of `ACCEPTED` or `REFUSED`, with the items it is about."""
 
     name: str
@@ -47,7 +47,7 @@ ACCEPTED = ("taken", "made", "found", "held", "empty", "reached", "unreached")
 REFUSED = ("not_raw", "no_recipe", "missing", "unknown", "alone", "unreadable")
 
 
-class Page(NamedTuple):
+class BookPage(NamedTuple):
     """Recipes and raw items, as an agent reads them."""
 
     recipes: Sequence[Recipe]
@@ -55,7 +55,7 @@ class Page(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class CraftingWorld:
     """A goal, the recipes of its tree by item, all recipes and raw items as a prompt lists them."""
 
     goal: str
@@ -71,17 +71,17 @@ class World:
         return cls(goal=data["goal"], tree=tree, recipes=recipes, raw=list(data["raw"]))
 
     @property
-    def book(self) -> Page:
+    def book(self) -> BookPage:
         """All that there is."""
-        return Page(self.recipes, self.raw)
+        return BookPage(self.recipes, self.raw)
 
-    def page(self, item: str) -> Page:
+    def page(self, item: str) -> BookPage:
         """What an agent needs to make an item, or to have parts of it made: its recipes, those of
         its parts, those that use it, and which of their items are raw."""
         made_of = {part for made, *parts in self.recipes if made == item for part in parts}
         shown = [recipe for recipe in self.recipes if recipe[0] in made_of or item in recipe]
         items = {item, *(item for recipe in shown for item in recipe)}
-        return Page(shown, [raw for raw in self.raw if raw in items] if shown else [])
+        return BookPage(shown, [raw for raw in self.raw if raw in items] if shown else [])
 
     def depth(self, item: str) -> int:
         """How deep the tree below an item is; 0: raw."""
@@ -99,42 +99,44 @@ class World:
 class Workshop:
     """What agents have of a world, and whether its goal was ever made."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: CraftingWorld) -> None:
         self.world, self.items, self.reached = world, Counter[str](), False
 
-    def act(self, action: Action | None) -> Outcome:
+    def act(self, action: CraftingAction | None) -> ActionResult:
         """Carry out an action, if it can be; None: one that nobody understands."""
         match action:
-            case Action("take", (item,)):
+            case CraftingAction("take", (item,)):
                 return self._take(item)
-            case Action("make", (product, *parts)):
+            case CraftingAction("make", (product, *parts)):
                 return self._make(product, parts)
-            case Action("find", (item,)):
-                return Outcome("found" if self.world.page(item).recipes else "unknown", (item,))
-            case Action("show"):
+            case CraftingAction("find", (item,)):
+                return ActionResult(
+                    "found" if self.world.page(item).recipes else "unknown", (item,)
+                )
+            case CraftingAction("show"):
                 held = tuple(sorted(self.items.elements()))
-                return Outcome("held" if held else "empty", held)
-            case Action("spawn", items):
-                return Outcome("alone", items)
-            case Action("end"):
-                return Outcome("reached" if self.reached else "unreached", (self.world.goal,))
-        return Outcome("unreadable")
+                return ActionResult("held" if held else "empty", held)
+            case CraftingAction("spawn", items):
+                return ActionResult("alone", items)
+            case CraftingAction("end"):
+                return ActionResult("reached" if self.reached else "unreached", (self.world.goal,))
+        return ActionResult("unreadable")
 
-    def _take(self, item: str) -> Outcome:
+    def _take(self, item: str) -> ActionResult:
         if item not in self.world.raw:
-            return Outcome("not_raw", (item,))
+            return ActionResult("not_raw", (item,))
         self.items[item] += 1
-        return Outcome("taken", (item,))
+        return ActionResult("taken", (item,))
 
-    def _make(self, product: str, parts: Sequence[str]) -> Outcome:
+    def _make(self, product: str, parts: Sequence[str]) -> ActionResult:
         if self.world.recipe_of(product, parts) is None:
-            return Outcome("no_recipe", (product,))
+            return ActionResult("no_recipe", (product,))
         if missing := tuple(part for part in parts if not self.items[part]):
-            return Outcome("missing", missing)
+            return ActionResult("missing", missing)
         self.items -= Counter(parts)  # drops what is used up
         self.items[product] += 1
         self.reached = self.reached or product == self.world.goal
-        return Outcome("made", (product,))
+        return ActionResult("made", (product,))
 
 
 class WorldDraw:
@@ -146,7 +148,7 @@ class WorldDraw:
         self.taken: list[str] = []  # raw items
         self.recipes: list[Recipe] = []
 
-    def world(self, depth: int, distractors: int) -> World:
+    def world(self, depth: int, distractors: int) -> CraftingWorld:
         goal = self.made.pop()
         self._grow(goal, depth)
         for _ in range(distractors):
@@ -154,7 +156,7 @@ class WorldDraw:
             self.recipes.append(self._dead_end() if dead_end else self._by_way())
         self.rng.shuffle(self.recipes)
         self.rng.shuffle(self.taken)
-        return World(goal=goal, tree=self.tree, recipes=self.recipes, raw=self.taken)
+        return CraftingWorld(goal=goal, tree=self.tree, recipes=self.recipes, raw=self.taken)
 
     def _grow(self, item: str, depth: int) -> None:
         """Draw the recipe of an item, and the tree below it."""
