@@ -1,6 +1,7 @@
 """Agents that delegate against flat ones with the same budget of tokens, several seeds at once.
 
     python bench/agent_arms.py OUT --model small-rl --depth 4 --tokens 512 --seconds 400   # resumes
+    OMP_NUM_THREADS=1 python bench/agent_arms.py OUT --at-once 2 --loop sync ...    # two CPU cores
 
 The recipe `recursive_crafting`: both kinds are warmed up on gold plays of the same worlds, then
 learn by RL from the same rows. Runs share a GPU (under MPS if that is on), so times say little.
@@ -93,7 +94,7 @@ def main() -> None:
         "tokens": 512,
         "prompts": 16,
     }
-    counts |= {"samples": 8, "steps": 60, "every": 20, "held_out": 128, "seeds": 3}
+    counts |= {"samples": 8, "steps": 60, "every": 20, "held_out": 128, "seeds": 3, "at_once": 6}
     for name, value in counts.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     for name, number in {"rate": 1e-4, "warm_rate": 1e-3, "kv_gib": 2.0, "seconds": 1e6}.items():
@@ -111,7 +112,7 @@ def main() -> None:
             if not (out / "warm").exists():
                 shutil.copytree(warm, out / "warm")
             jobs.append((command(args, out, seed, flat), out))
-    with ThreadPoolExecutor(len(jobs)) as threads:
+    with ThreadPoolExecutor(args.at_once) as threads:
         list(threads.map(lambda job: start(*job, until), jobs))
     for _, out in jobs:
         print(json.dumps({"run": out.name, **figures(out / "run")}), flush=True)

@@ -82,11 +82,13 @@ def test_the_parts_agree_with_the_ops() -> None:
     """`both` is attention over what `select` keeps, and keeping everything is dense."""
     heads = Heads(size=64, device=torch.device("cpu"))
     bed = LayerStack(heads, Shape(batch=2, context=128, kept=8), {"rule": RULE}, 1)
-    torch.testing.assert_close(bed.both(0, "rule"), bed.attend(0))
+    every = bed.select(0, "rule")
+    assert every is not None
+    torch.testing.assert_close(bed.both(0, "rule", every), bed.attend(0))
     few = LayerStack(heads, Shape(batch=2, context=128, kept=4), {"rule": RULE}, 1)
     lists = few.select(0, "rule")
     assert (lists.counts == 4).all()
-    torch.testing.assert_close(few.both(0, "rule"), few.attend(0, lists))
+    torch.testing.assert_close(few.both(0, "rule", lists), few.attend(0, lists))
 
 
 def test_layers_are_cold_where_a_flow_stores_little(monkeypatch: pytest.MonkeyPatch) -> None:
