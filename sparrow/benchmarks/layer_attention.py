@@ -298,7 +298,8 @@ def _layers(heads: Heads, pages: int, flows: Flows) -> int:
 def make_timer(device: str) -> Callable[[dict[str, Any]], dict[str, float]]:
     """Answers {"flow": file or name} with the microseconds of a layer: choice and attention.
 
-    The target of a worker process (sparrow/processes). Of `MAIN`, on a CPU of a small shape.
+    With "compile" it only makes the kernels, which may go on beside other work. The target of a
+    worker process (sparrow/processes). Of `MAIN`, on a CPU of a small shape.
     """
     heads = Heads(device=pick_device(device))
     shape = MAIN if heads.device.type == "cuda" else Shape(batch=1, context=1024, kept=16)
@@ -306,6 +307,9 @@ def make_timer(device: str) -> Callable[[dict[str, Any]], dict[str, float]]:
     @torch.inference_mode()
     def answer(question: dict[str, Any]) -> dict[str, float]:
         flow = {"flow": Rule(flow=load_flow(question["flow"]), dense_layers=frozenset())}
+        if question.get("compile"):
+            LayerStack(heads, shape, flow, flow["flow"].flow.layers).cases()
+            return {}
         layers = _layers(heads, shape.batch * shape.context // heads.page, flow)
         cases = LayerStack(heads, shape, flow, layers).cases()
         both = [case for case in cases if case.names["part"] == "both"]

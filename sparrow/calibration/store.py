@@ -2,16 +2,18 @@
 
 Every line is on the disk before anything else is measured, so a run that was interrupted goes on. A
 last line without its end is of a run that was killed while it wrote, and goes. Any other damage is
-refused with the file and the line: nothing of it is measured again in its place.
+refused with the file and the line: nothing of it is measured again in its place. Several processes
+may use a file at once: whoever reads or writes it holds its lock.
 """
 
 import base64
+import fcntl
 import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -34,27 +36,36 @@ Number = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class Store:
-    """A file of figures by key, for one process at a time: callers lock the folder."""
+    """A file of figures by key."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._places: dict[str, int] = {}  # where the line of a key begins
+        self._end = 0  # of what was read
         file.parent.mkdir(parents=True, exist_ok=True)
         files.refuse_links([file])
         if file.exists():
             files.check_regular(file, most=None)
-            self._read()
+        self._read()
 
     def _read(self) -> None:
-        place, size = 0, self.file.stat().st_size
+        """Read what was written since, by this process or others."""
+        if not self.file.exists():
+            return
         with self.file.open("rb") as lines:
-            while line := lines.readline(MOST_LINE):
-                if not line.endswith(b"\n") and lines.tell() == size:
-                    os.truncate(self.file, place)
-                    break
-                key = self._parsed(line, f"line {len(self._places) + 1}")["key"]
-                self._places.setdefault(_text(key), place)
-                place = lines.tell()
+            fcntl.flock(lines, fcntl.LOCK_SH)  # nobody writes meanwhile
+            self._read_on(lines)
+
+    def _read_on(self, lines: BinaryIO) -> None:
+        size = os.fstat(lines.fileno()).st_size
+        lines.seek(self._end)
+        while line := lines.readline(MOST_LINE):
+            if not line.endswith(b"\n") and lines.tell() == size:
+                os.truncate(self.file, self._end)
+                break
+            key = self._parsed(line, f"line {len(self._places) + 1}")["key"]
+            self._places.setdefault(_text(key), self._end)
+            self._end = lines.tell()
 
     def _parsed(self, line: bytes, which: str) -> files.Json:
         try:
@@ -70,6 +81,8 @@ class Store:
         return map(json.loads, [*self._places])
 
     def get(self, key: Key) -> files.Json | None:
+        if _text(key) not in self._places:
+            self._read()
         place = self._places.get(_text(key))
         if place is None:
             return None
@@ -80,18 +93,21 @@ class Store:
 
     def put(self, key: Key, figures: files.Json) -> files.Json:
         """Store figures; existing ones are kept."""
-        if _text(key) not in self._places:
-            line = files.add_line_digest(json.dumps({"key": dict(key), "figures": figures}))
-            try:
-                with files.open_append(self.file) as file:
-                    place = file.tell()
+        line = files.add_line_digest(json.dumps({"key": dict(key), "figures": figures}))
+        try:
+            with files.open_append(self.file) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                with self.file.open("rb") as lines:
+                    self._read_on(lines)
+                if _text(key) not in self._places:
                     file.write(f"{line}\n".encode())
                     files.sync(file)
-            except OSError as error:
-                raise files.explain_full_disk(
-                    error, f"{self.file.name} in {self.file.parent}"
-                ) from error
-            self._places[_text(key)] = place
+                    self._places[_text(key)] = self._end
+                    self._end += len(line.encode()) + 1
+        except OSError as error:
+            raise files.explain_full_disk(
+                error, f"{self.file.name} in {self.file.parent}"
+            ) from error
         return figures
 
 

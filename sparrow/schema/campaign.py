@@ -69,6 +69,9 @@ class FlowLoopConfig(Record):
         False, "Also time a layer of every candidate on this GPU; the front then counts that too."
     )
     promote: Count = option(5, "Of the best on the search texts, how many are validated.")
+    at_once: Count = option(
+        1, "Candidates that are measured at once; proposals see those of earlier rounds."
+    )
     seconds: Seconds = option(900.0, "That a candidate may take, and what proposes it.")
     minutes: Annotated[float, Field(gt=0, le=1e5)] | None = option(
         None, "End after so many minutes."
@@ -87,7 +90,7 @@ class FlowLoopConfig(Record):
     def identity(self) -> dict[str, Any]:
         """What all candidates of a campaign share."""
         free = {"out", "candidates", "proposer", "command", "promote", "seconds", "minutes"}
-        free |= {"objective", "device", "seed"}
+        free |= {"objective", "device", "seed", "at_once"}
         plain = self.model_dump(mode="json", exclude=free)
         return plain | ({} if self.texts is None else {"texts": str(self.texts.resolve())})
 

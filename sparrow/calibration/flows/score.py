@@ -21,7 +21,14 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.calibration.flows.texts import Text
-from sparrow.calibration.replay import Arm, acceptances, make_arm, make_variant, read
+from sparrow.calibration.replay import (
+    Arm,
+    DensePass,
+    acceptances,
+    make_arm,
+    make_variant,
+    read,
+)
 from sparrow.calibration.store import Store
 from sparrow.models import Decoder, ModelSpec, fingerprint
 from sparrow.schema.flow import Configuration, Errors, FlowScore, FlowScores, FlowText
@@ -61,6 +68,13 @@ class FlowCell(NamedTuple):
         assert self.arm.schedule is not None
         rule = Rule.of(self.arm.schedule, self.arm.flow)
         return Selection(rule=rule, page=self.configuration.page, budget=self.budget)
+
+
+class DenseText(NamedTuple):
+    """What the dense policy makes of a text."""
+
+    dense: DensePass
+    entropy_T: np.ndarray  # of every next token but the last
 
 
 class TokenizedText(FlowText):
@@ -115,12 +129,14 @@ def score(
     against: Sequence[Flow] = (),
     configuration: Configuration = REFERENCE,
     reference: bool = False,
+    dense: dict[str, DenseText] | None = None,
     progress: Progress | None = None,
 ) -> FlowScores:
     """Measure flows, and others beside them, on every text.
 
     The block mean is always beside them; with `reference` also in the reference configuration,
-    which a leaderboard needs.
+    which a leaderboard needs. dense: passes to keep from call to call, by text; attention errors,
+    which need a pass of their own, are then left out.
     """
     _check(model.spec, len(texts[0].ids), budgets, configuration.dense_layers)
     places = [(flow, configuration) for flow in (*flows, block_mean, *against)]
@@ -132,9 +148,10 @@ def score(
             progress(len(figures) * len(cells) + done, len(texts) * len(cells), what)
 
     figures: list[list[Figures]] = []
+    more = {} if dense is None else {"errors": False}
     for text in texts:
-        keys = [{"model": weights, "text": text.sha256} | cell.key for cell in cells]
-        figures.append(_measure(model, text, cells, keys, store, tell))
+        keys = [{"model": weights, "text": text.sha256} | more | cell.key for cell in cells]
+        figures.append(_measure(model, text, cells, keys, store, dense, tell))
     return FlowScores(
         model=model.source.name if model.source else "random weights",
         fingerprint=weights,
@@ -177,6 +194,7 @@ def _measure(
     cells: Sequence[FlowCell],
     keys: Sequence[Figures],
     store: Store,
+    passes: dict[str, DenseText] | None,
     tell: Callable[[int, str], None],
 ) -> list[Figures]:
     """The figures of all cells on one text: kept ones, and those made now."""
@@ -184,12 +202,13 @@ def _measure(
     missing = [n for n, figures in enumerate(results) if figures is None]
     if missing:
         tell(0, f"{text.name}: dense")
-        probe = Probe([cells[n].case for n in missing])
-        dense = read(model, text.ids, probe)
-        with torch.no_grad():
-            following = ops.token_stats(dense.hidden_TC[:-1], model.head, dense.ids_T[1:])
-        entropy = following.entropy.cpu().numpy()
-        for n, (whole, layers) in zip(missing, probe.results(), strict=True):
+        probe = Probe([cells[n].case for n in missing]) if passes is None else None
+        known = None if passes is None else passes.get(text.sha256)
+        dense, entropy = kept = known or _dense(model, text, probe)
+        if passes is not None:
+            passes[text.sha256] = kept
+        errors = probe.results() if probe is not None else [(AttentionError(), {})] * len(missing)
+        for n, (whole, layers) in zip(missing, errors, strict=True):
             arm, start = cells[n].arm, time.perf_counter()
             assert arm.schedule is not None
             tell(n, f"{text.name}: {arm.flow.name}, budget {arm.budget}")
@@ -203,6 +222,13 @@ def _measure(
             results[n] = store.put(keys[n], figures)
     tell(len(cells), text.name)
     return [figures for figures in results if figures is not None]
+
+
+@torch.no_grad()
+def _dense(model: Decoder, text: TokenizedText, probe: "Probe | None") -> DenseText:
+    dense = read(model, text.ids, probe)
+    following = ops.token_stats(dense.hidden_TC[:-1], model.head, dense.ids_T[1:])
+    return DenseText(dense, following.entropy.cpu().numpy())
 
 
 # What comes out.

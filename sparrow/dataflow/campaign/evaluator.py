@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from sparrow.calibration.flows.check import check, kernels
-from sparrow.calibration.flows.score import CELLS, TokenizedText, interval, samples, score
+from sparrow.calibration.flows.score import (
+    CELLS,
+    DenseText,
+    TokenizedText,
+    interval,
+    samples,
+    score,
+)
 from sparrow.calibration.flows.texts import SPLITS, Split
 from sparrow.calibration.replay import make_variant
 from sparrow.calibration.store import Store
@@ -45,6 +52,7 @@ class Evaluator:
         self.texts = apart(found)
         self.model: Decoder = load(config.model, dtype=config.dtype, device=config.device)
         self.store = Store(config.out / CELLS)
+        self.dense = dict[str, DenseText]()
 
     def answer(self, question: Json) -> Json:
         """{"about"}, {"flow", "split"} or {"flow", "known"}: JSON, or {"invalid": reason}."""
@@ -93,6 +101,7 @@ class Evaluator:
             store=self.store,
             against=[*baselines.values()],
             configuration=configuration,
+            dense=self.dense,
         )
         digests = {
             name: make_variant(other, name, self.model.spec, **dict(configuration)).digest

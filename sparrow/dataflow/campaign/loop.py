@@ -18,7 +18,9 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +72,17 @@ class Proposal(NamedTuple):
         return Candidate(number=number, status="scored", **about)
 
 
+class Place(NamedTuple):
+    """The processes that measure a candidate."""
+
+    worker: Worker
+    timer: Worker | None
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [worker for worker in self if worker is not None]
+
+
 class FlowCampaign:
     """The folder of a campaign, for one process at a time: callers lock it."""
 
@@ -78,12 +91,15 @@ class FlowCampaign:
         self.config, self.report = config, report
         self.folder = config.out / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.worker = Worker(
-            "sparrow.dataflow.campaign.evaluator:make_evaluator",
-            {"config": {"settings": config.model_dump_json()}},
-        )
-        self.timer = Worker(timer, {"device": config.device}) if config.times else None
-        self._start()
+        settings = {"config": {"settings": config.model_dump_json()}}
+        evaluator = "sparrow.dataflow.campaign.evaluator:make_evaluator"
+        times = {"device": config.device}
+        self.places = [
+            Place(Worker(evaluator, settings), Worker(timer, times) if config.times else None)
+            for _ in range(config.at_once)
+        ]
+        self.worker = self.places[0].worker
+        self._start(self.worker)
         about = self.worker.ask({}, config.seconds)
         self.model, self.fingerprint = str(about["model"]), str(about["fingerprint"])
         self.texts = {split: " ".join(digests) for split, digests in about["texts"].items()}
@@ -94,16 +110,16 @@ class FlowCampaign:
         self._save()
 
     def close(self) -> None:
-        self.worker.close()
-        if self.timer is not None:
-            self.timer.close()
+        for place in self.places:
+            for worker in place.workers:
+                worker.close()
 
-    def _start(self) -> None:
+    def _start(self, worker: Worker) -> None:
         """Load the model and the texts, unless that was done; faults of these end the campaign."""
         try:
-            self.worker.wait()
+            worker.wait()
         except WorkerFault as fault:
-            self.worker.kill()
+            worker.kill()
             raise ValueError(f"the model or its texts cannot be loaded: {fault}") from fault
 
     def _check_identity(self) -> None:
@@ -136,19 +152,23 @@ class FlowCampaign:
         for number, name in enumerate(BASELINES):
             self._baseline(number, name)
         first = len(BASELINES)
-        for number in range(first, first + config.candidates):
+        numbers = range(first, first + config.candidates)
+        left = [number for number in numbers if number not in self.candidates]
+        for begin in range(0, len(left), config.at_once):
             late = config.minutes is not None and time.monotonic() - began > 60 * config.minutes
             if late:
                 self.report(f"{config.minutes:g} minutes are over: the same command goes on")
                 break
-            if number not in self.candidates:
-                self._try(number)
-                self._save()
+            self._try(left[begin : begin + config.at_once])
+            self._save()
             if progress is not None:
-                progress(number - first + 1, config.candidates, self._best())
+                progress(self._done(numbers), config.candidates, self._best())
         for candidate in self._promoted():
             self._measure_split(candidate, "validation")
         return self._save()
+
+    def _done(self, numbers: range) -> int:
+        return sum(number in self.candidates for number in numbers)
 
     def _best(self) -> str:
         best = max(self.scored(), key=self._worth)
@@ -179,50 +199,64 @@ class FlowCampaign:
         """Measure a flow that ships on the search and validation texts, unless that was done."""
         if number not in self.candidates:
             candidate = Candidate(number=number, name=name, made=SHIPPED, status="scored")
-            measured = self._measured(candidate, name)
+            (measured,) = self._measured([(candidate, name)])
             if measured.status != "scored":
                 raise ValueError(f"{name} cannot be measured: {measured.error}")
             self._record(measured)
         self._measure_split(self.candidates[number], "validation")
 
-    def _try(self, number: int) -> None:
-        """Propose a candidate, unless that was done by an interrupted try, and measure it."""
-        file, plan = self._file(number), self.folder / f"{number:04d}.proposal"
-        candidate = _planned(plan) if file.exists() else None
-        if candidate is None:
-            proposal = self._propose(number)
-            candidate = proposal.candidate(number)
-            write_whole(file, [proposal.source])
-            write_whole(plan, [candidate.model_dump_json()])
-        self._record(self._measured(candidate, str(file)))
-        plan.unlink(missing_ok=True)
-        if candidate.genes is None:  # code of others may have changed what the processes do
-            self.worker.kill()
-            if self.timer is not None:
-                self.timer.kill()
+    def _try(self, numbers: Sequence[int]) -> None:
+        """Propose candidates, unless that was done by an interrupted try, and measure them."""
+        planned = list[Candidate]()
+        for number in numbers:
+            file, plan = self._file(number), self._plan(number)
+            candidate = _planned(plan) if file.exists() else None
+            if candidate is None:
+                proposal = self._propose(number, planned)
+                candidate = proposal.candidate(number)
+                write_whole(file, [proposal.source])
+                write_whole(plan, [candidate.model_dump_json()])
+            planned.append(candidate)
+        for candidate in self._measured([(c, str(self._file(c.number))) for c in planned]):
+            self._record(candidate)
+            self._plan(candidate.number).unlink(missing_ok=True)
+        for place, candidate in zip(self.places, planned, strict=False):
+            if candidate.genes is None:  # code of others may have changed what the processes do
+                for worker in place.workers:
+                    worker.kill()
+                    worker.start()
 
     def _file(self, number: int) -> Any:
         return self.folder / f"{number:04d}.py"
 
-    def _measured(self, candidate: Candidate, flow: str) -> Candidate:
-        known = {c.program: c.number for c in self.scored()}
+    def _plan(self, number: int) -> Path:
+        return self.folder / f"{number:04d}.proposal"
+
+    def _measured(self, flows: Sequence[tuple[Candidate, str]]) -> list[Candidate]:
+        """Measure candidates at once, on the search texts; then time them, one after the other."""
+        known = {str(c.program): c.number for c in self.scored()}
+        with ThreadPoolExecutor(len(flows)) as threads:
+            answers = [*threads.map(partial(self._answer, [*known]), self.places, flows)]
+        measured = []
+        for place, (candidate, flow), found in zip(self.places, flows, answers, strict=False):
+            same = known.get(found.get("program", ""))
+            if same is None and "scores" in found and place.timer is not None and found["kernels"]:
+                found |= self._ask(place.timer, {"flow": flow})
+            measured.append(_candidate(candidate, found, same))
+            if measured[-1].status == "scored":
+                known[found["program"]] = candidate.number
+        return measured
+
+    def _answer(self, known: Sequence[str], place: Place, about: tuple[Candidate, str]) -> Json:
+        """What the evaluator says of a candidate; kernels are then there to be timed."""
         began = time.monotonic()
-        question = {"flow": flow, "split": SPLITS[0], "known": [*known]}
-        found = self._ask(self.worker, question)
-        if self.timer is not None and "scores" in found:
+        question = {"flow": about[1], "split": SPLITS[0], "known": known}
+        found = self._ask(place.worker, question)
+        if place.timer is not None and "scores" in found:
             uncompiled = {"failed": "it does not compile, so it cannot be timed"}
-            found |= self._ask(self.timer, {"flow": flow}) if found["kernels"] else uncompiled
-        seconds = {"seconds": round(time.monotonic() - began, 3)}
-        for status in ("invalid", "failed", "late"):
-            if status in found:
-                error = str(found[status])[:MOST_ERROR]
-                return candidate.replace(status=status, error=error, **seconds)
-        names = ("program", "bytes", "of_mean", "operations", "kernels", "microseconds")
-        about = {name: found[name] for name in names if name in found} | seconds
-        if "scores" not in found:
-            same = f"the formula of {known[found['program']]}"
-            return candidate.replace(status="duplicate", error=same, **about)
-        return candidate.replace(search=_scores(found), **about)
+            compiling = {"flow": about[1], "compile": True}
+            found |= self._ask(place.timer, compiling) if found["kernels"] else uncompiled
+        return found | {"seconds": round(time.monotonic() - began, 3)}
 
     def _measure_split(self, candidate: Candidate, split: Split) -> Candidate:
         """Measure on another split, unless that was done."""
@@ -255,8 +289,8 @@ class FlowCampaign:
 
     def _ask(self, worker: Worker, question: Json) -> Json:
         """A worker's answer; one that is late, or dies, is ended and said."""
-        if worker is self.worker:
-            self._start()
+        if worker in [place.worker for place in self.places]:
+            self._start(worker)
         try:
             return dict(worker.ask(question, self.config.seconds))
         except WorkerFault as fault:
@@ -288,10 +322,11 @@ class FlowCampaign:
             "language": statement(),
         }
 
-    def _propose(self, number: int) -> Proposal:
+    def _propose(self, number: int, planned: Sequence[Candidate]) -> Proposal:
+        """planned: proposals of the same round."""
         config = self.config
         if config.command is None and config.proposer is None:
-            return self._built_in(number)
+            return self._built_in(number, [c.genes for c in planned])
         state = self.state(number)
         try:
             if config.command is not None:
@@ -302,7 +337,7 @@ class FlowCampaign:
             text = f"the proposer failed on candidate {number}: {type(error).__name__}: {error}"
             raise ValueError(text) from error
 
-    def _built_in(self, number: int) -> Proposal:
+    def _built_in(self, number: int, planned: Sequence[Any]) -> Proposal:
         best = self._front(self.scored())
         best += sorted((c for c in self.scored() if c not in best), key=lambda c: -self._worth(c))
         bred = [c for c in best if c.genes is not None][:PARENTS]
@@ -311,7 +346,7 @@ class FlowCampaign:
         if not parents:  # the best built-in flow, in genes
             parents, numbers = [Formula(spread="number")], [len(BASELINES) - 1]
         rng = keyed_random("flow-loop", self.config.seed, number)
-        tried = [c.genes for c in self.candidates.values()]
+        tried = [*planned, *(c.genes for c in self.candidates.values())]
         for _ in range(TRIES):
             formula, places, made = propose(parents, rng)
             genes = formula.model_dump(mode="json")
@@ -361,6 +396,19 @@ class FlowCampaign:
 
 
 ABOUT = ("number", "name", "made", "bytes", "of_mean", "microseconds")
+
+
+def _candidate(candidate: Candidate, found: Json, same: int | None) -> Candidate:
+    """A candidate with what was found of it. same: one that has its formula."""
+    names = ("program", "bytes", "of_mean", "operations", "kernels", "microseconds", "seconds")
+    about = {name: found[name] for name in names if name in found}
+    for status in ("invalid", "failed", "late"):
+        if status in found:
+            why = {"status": status, "error": str(found[status])[:MOST_ERROR]}
+            return candidate.replace(**why, seconds=found["seconds"])
+    if same is not None:
+        return candidate.replace(status="duplicate", error=f"the formula of {same}", **about)
+    return candidate.replace(search=_scores(found), **about)
 
 
 def front_of(candidates: Sequence[Candidate], objective: Objective) -> list[Candidate]:

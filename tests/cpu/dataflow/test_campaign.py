@@ -161,6 +161,20 @@ print(json.dumps({{"source": source, "name": "mine", "parents": [0], "made": "by
     assert seen["language"]["functions"]
 
 
+def gives_two(state: Any) -> str:
+    return OTHER if state["number"] == len(BASELINES) + 2 else GOOD
+
+
+def test_candidates_of_a_round_are_measured_at_once(done: Path, tmp_path: Path) -> None:
+    """They use one file of figures, in which the baselines are; equal ones are measured once."""
+    out, proposer = tmp_path / "out", f"{__name__}:gives_two"
+    sparrow.flow_loop(out, candidates=3, promote=1, at_once=2, proposer=proposer, **SMALL)
+    tried = [candidate(out, number) for number in range(3, 6)]
+    assert [one.status for one in tried] == ["scored", "duplicate", "scored"]
+    for number in range(len(BASELINES)):
+        assert candidate(out, number).search == candidate(done, number).search
+
+
 def test_other_objectives_and_times(done: Path, tmp_path: Path) -> None:
     """What was measured is ordered anew; times are another campaign's."""
     out = Path(shutil.copytree(done, tmp_path / "out"))

@@ -140,3 +140,17 @@ def test_a_killed_writer_leaves_whole_trajectories(tmp_path: Path) -> None:
     assert [one.prompt for one in found] == list(range(len(found)))
     assert all(len(one.alpha) == 2000 for one in found)
     assert len(found) > 5
+
+
+def test_several_processes_use_a_file(tmp_path: Path) -> None:
+    """Each finds what the other wrote, and what is there is kept; half a line goes."""
+    one, other = Store(tmp_path / "cells.jsonl"), Store(tmp_path / "cells.jsonl")
+    one.put({"n": 1}, {"x": 1})
+    assert other.get({"n": 1}) == {"x": 1}
+    other.put({"n": 1}, {"x": 2})
+    other.put({"n": 2}, {"x": 3})
+    with (tmp_path / "cells.jsonl").open("ab") as file:
+        file.write(b'{"key": {"n"')  # of a process that was killed
+    one.put({"n": 3}, {"x": 4})
+    for store in (one, other, Store(tmp_path / "cells.jsonl")):
+        assert [store.get({"n": n}) for n in (1, 2, 3)] == [{"x": 1}, {"x": 3}, {"x": 4}]
