@@ -116,13 +116,14 @@ class FlowCheck(Table, Record):
     group: int
     fields: tuple[FlowField, ...]
     bytes: int
-    of_mean: float  # over those of one 16-bit mean key
+    of_mean: float  # that a step reads, over one 16-bit mean key; mean over layers (`Flow.layers`)
     of_kv: float
     state: Mapping[str, float]  # of a request, with its first value
     mass: float | None
     operations: int
     over_pages: Mapping[str, int]
     kernels: Mapping[str, str]
+    compiles: bool  # for a GPU, at these sizes
     device: str
     tests: tuple[FlowTest, ...] = ()
     passed: bool = True

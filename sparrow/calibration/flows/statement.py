@@ -13,7 +13,7 @@ FORMATS = ("as_keys", "fp32", "fp16", "bf16", "fp8", "int4")
 BYTES = {"as_keys": 2.0, "fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int4": 0.5}
 COMPILES = {
     "refused": (
-        "reshape between sizes that are not powers of two",
+        "reshape between sizes that are not powers of two: so not of a query whose group is 3",
         "int4 vectors and pages of such sizes",
         "take of uneven steps",
         "state that depends on all pages",
@@ -33,6 +33,9 @@ COST = {
     "16-bit landmarks": "several a page are far slower than 4-bit ones (232 and 85 us, 32 x 32K)",
 }
 NOT_THERE = (
+    "sort, argmax, top-k: where(x >= x.max(0, keepdims=True), 1.0, 0.0) marks the greatest",
+    "stack: constant([[1], [0]]) * a + constant([[0], [1]]) * b, or two fields",
+    "indices of other axes than the first: transpose, or multiply by a constant",
     "a correction for pages that are not read: it would read a mean value of every page",
     "tokens instead of pages: kernels read whole pages of 16",
     "== and !=, & and |, ** (use <, where, x * x)",
@@ -58,6 +61,7 @@ def statement() -> dict[str, Any]:
             "summarise": "(keys [P, D], values [P, D]) -> {field: tensor}, once a finished page",
             "score": "(query [R, D], fields, position) -> one number a page; more is kept sooner",
             "probe": dict(zip(("page", "head_size", "group"), PROBE, strict=True)),
+            "python": "plain Python around it: loops, helpers, math; numpy to make constants",
         },
         "formats": {
             name: {"meaning": inspect.getdoc(getattr(formats, name)), "bytes": BYTES[name]}
@@ -73,6 +77,7 @@ def statement() -> dict[str, Any]:
         "cost": COST,
         "not_there": list(NOT_THERE),
         "built_in": {name: _flow_source(name) for name in loading.built_in()},
+        "library": inspect.getsource(library),
         "guide": "docs/flow-loop.md",
     }
 

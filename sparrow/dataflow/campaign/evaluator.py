@@ -57,9 +57,7 @@ class Evaluator:
     def answer(self, question: Json) -> Json:
         """{"about"}, {"flow", "split"} or {"flow", "known"}: JSON, or {"invalid": reason}."""
         if "flow" not in question:
-            texts = {s: [text.sha256 for text in texts] for s, texts in self.texts.items()}
-            about = {"fingerprint": fingerprint(self.model), "model": self.config.model}
-            return about | {"texts": texts, "notes": sorted({*self.notes})}
+            return self._about()
         try:
             flow = load_flow(question["flow"])
         except ValueError as error:
@@ -88,6 +86,23 @@ class Evaluator:
         if tested.unordered:
             return found | {"failed": f"{tested.unordered} scores are NaN"}
         return found | {"scores": self._scores(flow, question["split"])}
+
+    def _about(self) -> Json:
+        spec = self.model.spec
+        return {
+            "model": self.config.model,
+            "fingerprint": fingerprint(self.model),
+            "sizes": {
+                "page": PAGE,
+                "head_size": spec.head_size,
+                "group": spec.heads // spec.kv_heads,
+                "kv_heads": spec.kv_heads,
+                "layers": spec.layers,
+                "rope_theta": spec.rope.theta,
+            },
+            "texts": {split: [t.sha256 for t in texts] for split, texts in self.texts.items()},
+            "notes": sorted({*self.notes}),
+        }
 
     def _scores(self, flow: Any, split: Any) -> list[Json]:
         config = self.config

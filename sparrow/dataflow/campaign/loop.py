@@ -102,6 +102,7 @@ class FlowCampaign:
         self._start(self.worker)
         about = self.worker.ask({}, config.seconds)
         self.model, self.fingerprint = str(about["model"]), str(about["fingerprint"])
+        self.sizes = dict(about["sizes"])
         self.texts = {split: " ".join(digests) for split, digests in about["texts"].items()}
         for note in about["notes"]:
             report(str(note))
@@ -315,7 +316,7 @@ class FlowCampaign:
             one["source"] = file.read_text(encoding="utf-8") if file.exists() else one["name"]
         return {
             "number": number,
-            "settings": settings,
+            "settings": settings | {"sizes": self.sizes},
             "candidates": tried,
             "objective": self.config.objective,
             "front": [c.number for c in self._front(self.scored())],

@@ -159,6 +159,8 @@ print(json.dumps({{"source": source, "name": "mine", "parents": [0], "made": "by
     assert seen["candidates"][3]["source"] == GOOD
     assert not {"validation", "held_out"} & seen["candidates"][0].keys()
     assert seen["language"]["functions"]
+    assert "def spread_means" in seen["language"]["library"]
+    assert seen["settings"]["sizes"]["head_size"] > 0
 
 
 def gives_two(state: Any) -> str:
