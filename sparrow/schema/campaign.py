@@ -54,7 +54,7 @@ class FlowLoopConfig(Record):
     command: Text | None = option(
         None, "Program that proposes: reads JSON from its input, writes a flow's file."
     )
-    budget: Several[Tokens] = option((512,), "Tokens kept. Can be repeated.")
+    budget: Several[Tokens] = option((512,), "Tokens kept.")
     texts: Directory | None = option(
         None, "Folder of texts: search, validation and held-out. Default: those installed."
     )

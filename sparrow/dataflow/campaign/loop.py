@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sparrow import functions
 from sparrow.calibration.flows.grammar import Formula, propose
@@ -53,6 +53,7 @@ TRIES = 50  # proposals of a formula that is new
 MOST_SOURCE = 1 << 16  # characters of a proposal
 MOST_ERROR = 500  # characters of an error that are kept
 
+T = TypeVar("T")
 Json = dict[str, Any]
 Propose = Callable[[Json], Json]
 
@@ -150,22 +151,20 @@ class FlowCampaign:
     def run(self, progress: Progress | None) -> Campaign:
         """Propose and measure until there are enough, then validate the best."""
         config, began = self.config, time.monotonic()
-        for number, name in enumerate(BASELINES):
-            self._baseline(number, name)
+        self._baselines()
         first = len(BASELINES)
         numbers = range(first, first + config.candidates)
         left = [number for number in numbers if number not in self.candidates]
-        for begin in range(0, len(left), config.at_once):
+        for some in self._rounds(left):
             late = config.minutes is not None and time.monotonic() - began > 60 * config.minutes
             if late:
                 self.report(f"{config.minutes:g} minutes are over: the same command goes on")
                 break
-            self._try(left[begin : begin + config.at_once])
+            self._try(some)
             self._save()
             if progress is not None:
                 progress(self._done(numbers), config.candidates, self._best())
-        for candidate in self._promoted():
-            self._measure_split(candidate, "validation")
+        self._measure_split(self._promoted(), "validation")
         return self._save()
 
     def _done(self, numbers: range) -> int:
@@ -196,15 +195,24 @@ class FlowCampaign:
             left = [c for c in left if c not in front]
         return chosen
 
-    def _baseline(self, number: int, name: str) -> None:
-        """Measure a flow that ships on the search and validation texts, unless that was done."""
-        if number not in self.candidates:
-            candidate = Candidate(number=number, name=name, made=SHIPPED, status="scored")
-            (measured,) = self._measured([(candidate, name)])
-            if measured.status != "scored":
-                raise ValueError(f"{name} cannot be measured: {measured.error}")
-            self._record(measured)
-        self._measure_split(self.candidates[number], "validation")
+    def _baselines(self) -> None:
+        """Measure flows that ship on the search and validation texts, unless that was done."""
+        new = [
+            (Candidate(number=number, name=name, made=SHIPPED, status="scored"), name)
+            for number, name in enumerate(BASELINES)
+            if number not in self.candidates
+        ]
+        for some in self._rounds(new):
+            for measured in self._measured(some):
+                if measured.status != "scored":
+                    raise ValueError(f"{measured.name} cannot be measured: {measured.error}")
+                self._record(measured)
+        self._measure_split([self.candidates[n] for n in range(len(BASELINES))], "validation")
+
+    def _rounds(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
+        """As many at a time as are measured at once."""
+        for begin in range(0, len(items), len(self.places)):
+            yield items[begin : begin + len(self.places)]
 
     def _try(self, numbers: Sequence[int]) -> None:
         """Propose candidates, unless that was done by an interrupted try, and measure them."""
@@ -218,11 +226,15 @@ class FlowCampaign:
                 write_whole(file, [proposal.source])
                 write_whole(plan, [candidate.model_dump_json()])
             planned.append(candidate)
-        for candidate in self._measured([(c, str(self._file(c.number))) for c in planned]):
+        for candidate in self._measured([(c, self._flow(c)) for c in planned]):
             self._record(candidate)
             self._plan(candidate.number).unlink(missing_ok=True)
-        for place, candidate in zip(self.places, planned, strict=False):
-            if candidate.genes is None:  # code of others may have changed what the processes do
+        self._renew(planned)
+
+    def _renew(self, measured: Sequence[Candidate]) -> None:
+        """Start processes anew that ran code of others, which may have changed what they do."""
+        for place, candidate in zip(self.places, measured, strict=False):
+            if candidate.genes is None and candidate.number >= len(BASELINES):
                 for worker in place.workers:
                     worker.kill()
                     worker.start()
@@ -259,20 +271,27 @@ class FlowCampaign:
             found |= self._ask(place.timer, compiling) if found["kernels"] else uncompiled
         return found | {"seconds": round(time.monotonic() - began, 3)}
 
-    def _measure_split(self, candidate: Candidate, split: Split) -> Candidate:
+    def _measure_split(self, candidates: Sequence[Candidate], split: Split) -> None:
         """Measure on another split, unless that was done."""
         name = split.replace("-", "_")
-        if getattr(candidate, name):
-            return candidate
-        source = candidate.name
-        if candidate.number >= len(BASELINES):
-            source = str(self._file(candidate.number))
-        question = {"flow": source, "split": split, "program": candidate.program}
-        found = self._ask(self.worker, question)
-        if "scores" not in found:
-            why = next(iter(found.values()))
-            raise ValueError(f"candidate {candidate.number} on the {split} texts: {why}")
-        return self._record(candidate.replace(**{name: _scores(found)}))
+        for some in self._rounds([c for c in candidates if not getattr(c, name)]):
+            questions = [
+                {"flow": self._flow(c), "split": split, "program": c.program} for c in some
+            ]
+            workers = [place.worker for place in self.places]
+            with ThreadPoolExecutor(len(some)) as threads:
+                answers = [*threads.map(self._ask, workers, questions)]
+            for candidate, found in zip(some, answers, strict=True):
+                if "scores" not in found:
+                    why = next(iter(found.values()))
+                    raise ValueError(f"candidate {candidate.number} on the {split} texts: {why}")
+                self._record(candidate.replace(**{name: _scores(found)}))
+            self._renew(some)
+
+    def _flow(self, candidate: Candidate) -> str:
+        """Where its source is; of a baseline its name."""
+        own = candidate.number >= len(BASELINES)
+        return str(self._file(candidate.number)) if own else candidate.name
 
     def publish(self, number: int) -> Candidate:
         """Measure a validated candidate on the held-out texts, which is done once."""
@@ -282,11 +301,10 @@ class FlowCampaign:
             raise ValueError(f"candidate {number} was not validated; there are {', '.join(able)}")
         if candidate.held_out:
             self.report(f"candidate {number} was published before: its figures stay")
-        for baseline in range(len(BASELINES)):
-            self._measure_split(self.candidates[baseline], "held-out")
-        published = self._measure_split(candidate, "held-out")
+        baselines = [self.candidates[baseline] for baseline in range(len(BASELINES))]
+        self._measure_split([*baselines, candidate], "held-out")
         self._save()
-        return published
+        return self.candidates[number]
 
     def _ask(self, worker: Worker, question: Json) -> Json:
         """A worker's answer; one that is late, or dies, is ended and said."""

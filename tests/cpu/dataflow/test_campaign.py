@@ -63,6 +63,16 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture
+def begun(done: Path, tmp_path: Path) -> Path:
+    """A campaign that has measured the baselines."""
+    out = tmp_path / "out"
+    (out / "candidates").mkdir(parents=True)
+    for name in (CAMPAIGN, "cells.jsonl", *(f"candidates/{n:04d}.json" for n in range(3))):
+        shutil.copy(done / name, out / name)
+    return out
+
+
 def test_a_campaign_is_recorded_and_its_best_are_validated(done: Path) -> None:
     found = Campaign.load(done / CAMPAIGN)
     assert found.tried == 5 == sum(found.statuses.values())
@@ -132,9 +142,11 @@ def test_an_entry_is_published_once(done: Path) -> None:
         sparrow.flow_publish(done, other)
 
 
-def test_an_agent_proposes_by_a_command_and_sees_the_search_texts_alone(tmp_path: Path) -> None:
+def test_an_agent_proposes_by_a_command_and_sees_the_search_texts_alone(
+    begun: Path, tmp_path: Path
+) -> None:
     """It writes what it got to a file, and proposes by number: good, broken, late, the same."""
-    agent, out = tmp_path / "agent.py", tmp_path / "out"
+    agent, out = tmp_path / "agent.py", begun
     agent.write_text(f"""
 import json, pathlib, sys
 state = json.load(sys.stdin)
@@ -144,7 +156,7 @@ source = sources[state["number"] - {len(BASELINES)}]
 print(json.dumps({{"source": source, "name": "mine", "parents": [0], "made": "by hand"}}))
 """)
     command = f"{sys.executable} {agent}"
-    sparrow.flow_loop(out, candidates=7, seconds=20, promote=1, command=command, **SMALL)
+    sparrow.flow_loop(out, candidates=7, seconds=15, promote=1, command=command, **SMALL)
     tried = [candidate(out, number) for number in range(3, 10)]
     found = ["scored", "invalid", "late", "duplicate", "invalid", "scored", "scored"]
     assert [one.status for one in tried] == found
@@ -213,14 +225,10 @@ def test_what_was_scored_is_what_is_published(done: Path, tmp_path: Path) -> Non
     assert not candidate(out, number).held_out
 
 
-def test_a_campaign_that_was_stopped_early_has_its_settings(done: Path, tmp_path: Path) -> None:
+def test_a_campaign_that_was_stopped_early_has_its_settings(done: Path, begun: Path) -> None:
     """Before the baselines are complete; and after a kill in the middle of a proposal."""
-    out = tmp_path / "out"
-    for name in ("candidates", "cells.jsonl", CAMPAIGN):
-        copy = shutil.copytree if (done / name).is_dir() else shutil.copy
-        out.mkdir(exist_ok=True)
-        copy(done / name, out / name)
-    for number in range(1, 8):
+    out = begun
+    for number in range(1, 3):
         (out / "candidates" / f"{number:04d}.json").unlink()
     (out / "candidates" / "0003.proposal").write_text("{")
     with pytest.raises(ValueError, match="tokens"):
@@ -236,7 +244,7 @@ def test_a_campaign_that_was_stopped_early_has_its_settings(done: Path, tmp_path
     ("changes", "match"),
     [
         ({"command": "exit 3"}, "candidate 3.*ended with 3"),
-        ({"command": "sleep 60", "seconds": 15}, "candidate 3.*Timeout"),
+        ({"command": "sleep 60", "seconds": 5}, "candidate 3.*Timeout"),
         ({"proposer": f"{__name__}:gives_nothing"}, "source of a flow"),
         ({"proposer": f"{__name__}:fails"}, "candidate 3: KeyError"),
         ({"proposer": f"{__name__}:gives_nothing", "command": "true"}, "none with proposer"),
@@ -245,9 +253,10 @@ def test_a_campaign_that_was_stopped_early_has_its_settings(done: Path, tmp_path
     ],
     ids=["command", "late", "function", "error", "both", "long texts", "model"],
 )
-def test_what_cannot_run_is_said(changes: Any, match: str, tmp_path: Path) -> None:
+def test_what_cannot_run_is_said(changes: Any, match: str, begun: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" if {"tokens", "model"} & changes.keys() else begun
     with pytest.raises(ValueError, match=match):
-        sparrow.flow_loop(tmp_path / "out", candidates=1, **SMALL | changes)
+        sparrow.flow_loop(out, candidates=1, **SMALL | changes)
 
 
 def test_splits_share_no_text(tmp_path: Path) -> None:
