@@ -164,6 +164,8 @@ def sft(config: SftConfig, *, json: AsJson = False) -> None:
     ends = (result.losses[:shown], result.losses[-shown:])
     first, last = (sum(part) / len(part) for part in ends)
     write(f"loss {first:.3f} -> {last:.3f} in {len(result.losses)} steps; {result.rows} rows")
+    if last > first:
+        alert("warning:", "the loss rose: the rate is probably too high (--rate)")
     write(f"written: {result.model}, {config.folder / SFT}")
     command = f"sparrow train --model {result.model} ..."
     console.print(Text(f"next: {command}", style="bold"), soft_wrap=True)

@@ -210,6 +210,8 @@ class Agent:
         return self._start(task, self.budget.split(1)[0] if self.can_spawn else self.budget)
 
     def _start(self, task: Example, budget: Budget) -> "Child":
+        if not isinstance(task, Example):
+            raise TypeError(f"the task of a sub-agent is an Example, got {task!r:.80}")
         if not self.can_spawn:
             return Child(refused="the limits of depth or children allow no more")
         agent = self.tree.agent(task, (*self.node, len(self.children)), budget, self)

@@ -34,6 +34,7 @@ from sparrow.training.policy import Policy
 
 CHECKPOINTS = "checkpoints"
 OTHER = "it has another model, rows or settings: choose another out"
+ROLES = ("system", "developer", "user", "assistant", "tool")
 LIKELIHOOD = Objective(surrogate=reinforce, aggregate=token_mean)
 
 
@@ -202,13 +203,19 @@ def _turns(row: Any) -> tuple[Any, list[tuple[str, str]]]:
     if messages is None:
         prompt = read_prompt(row)
         completion = row.get("completion")
-        if not isinstance(completion, str) or not completion:
+        if "completion" not in row:
             raise ValueError(f"expected messages, or prompt and completion, got {[*row]!r:.80}")
+        if not isinstance(completion, str) or not completion:
+            raise ValueError(
+                f"completion: expected a text that is not empty, got {completion!r:.80}"
+            )
         return prompt, [("assistant", completion)]
     opened = read_prompt({"prompt": messages})
     if isinstance(opened, str):
         raise ValueError(f"messages: expected a list with roles and contents, got {opened!r:.80}")
     roles = [message["role"] for message in opened]
+    if unknown := sorted({*roles} - {*ROLES}):
+        raise ValueError(f"unknown roles {unknown!r:.80}; expected {', '.join(ROLES)}")
     if "assistant" not in roles or roles[0] == "assistant":
         raise ValueError(f"expected messages before and of the assistant, got roles {roles!r:.80}")
     first = roles.index("assistant")

@@ -180,16 +180,19 @@ def _call(name: str, *arguments: Any) -> None:
 
 def _watch(control: socket.socket, output: int, worker: int, setup: Setup) -> str:
     """Wait until the worker ends or must be ended; return how."""
-    poll, stderr = select.poll(), _stderr()
+    poll, stderr, left = select.poll(), _stderr(), setup["output"]
     for descriptor in (control.fileno(), output, *_pidfd(worker)):
         poll.register(descriptor, select.POLLIN)
     while True:
         ready = {descriptor for descriptor, _ in poll.poll(POLL_SECONDS * 1000)}
-        if output in ready and not _relay(output, stderr):
-            poll.unregister(output)
+        if output in ready:
+            count = _relay(output, stderr, left)
+            left = left if left is None or count is None else max(0, left - count)
+            if count == 0:
+                poll.unregister(output)
         ending = _ended(worker)
         if ending is not None:
-            _relay(output, stderr)
+            _relay(output, stderr, left)
             return ending
         if control.fileno() in ready or os.getppid() != setup["parent"]:
             return "it was closed"
@@ -215,18 +218,23 @@ def _ended(worker: int) -> str | None:
             return None
 
 
-def _relay(output: int, stderr: int) -> bool:
-    """Print the worker's output without control characters; return whether more can come."""
+def _relay(output: int, stderr: int, most: int | None) -> int | None:
+    """Print the worker's output without control characters; bytes that came, 0 at its end.
+
+    Of these at most so many are printed, if given; None: nothing came.
+    """
     from sparrow.files import printable
 
     if not select.select([output], [], [], 0)[0]:
-        return True
+        return None
     text = os.read(output, OUTPUT_BYTES)
-    shown = printable(text.decode(errors="replace")).encode(errors="replace")
+    shown = printable(text[:most].decode(errors="replace")).encode(errors="replace")
+    if most and len(text) > most:
+        shown += b"\n[further output of this process is not shown]\n"
     with contextlib.suppress(OSError):  # dropped if no reader takes it now
         while shown and select.select([], [stderr], [], 0)[1]:
             shown = shown[os.write(stderr, shown[: select.PIPE_BUF]) :]
-    return bool(text)
+    return len(text)
 
 
 def _stderr() -> int:

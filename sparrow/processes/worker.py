@@ -59,6 +59,7 @@ class Worker:
     memory: bytes that a process may allocate, and all together may hold; None: no limit
     namespace: whether to use a pid namespace if that is allowed
     longest: bytes of an answer
+    output: bytes of what it prints that are shown; None: all
     """
 
     def __init__(
@@ -69,10 +70,11 @@ class Worker:
         memory: int | None = None,
         namespace: bool = True,
         longest: int = LONGEST,
+        output: int | None = None,
     ) -> None:
         self.isolation = "not started"
         self._setup: dict[str, Any] = {"target": target, "arguments": dict(arguments)}
-        self._setup |= {"memory": memory, "namespace": namespace}
+        self._setup |= {"memory": memory, "namespace": namespace, "output": output}
         self._longest = longest
         self._lock = threading.Lock()
         self._closed = False

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sparrow.schema.base import Record
-from sparrow.schema.types import FolderName, Seconds, Share, Steps, Tokens
+from sparrow.schema.types import PolicyName, Seconds, Several, Share, Steps, Tokens
 
 # How an agent ended: by itself; by an error, of which its parent learns; stopped by its parent;
 # too late; because the budget of its tree, or the context of its model, was spent.
@@ -28,7 +28,7 @@ class AgentsConfig(Record):
     # An agent's reward: its own, mixed with that of the root (team) and of its parent.
     team: Share = 0.0
     parent: Share = 0.0
-    policies: tuple[FolderName, ...] = ()  # of several: by level, the last for those below
+    policies: Several[PolicyName] = ()  # of several: by level, the last for those below
 
     def _check(self) -> None:
         fits = self.team + self.parent <= 1

@@ -225,6 +225,9 @@ def from_dict(cls: type[R], data: object) -> R:
         raise ValueError(f"{cls.__name__}: {problems(error)}") from None
 
 
+KEY = "[key]"  # how pydantic says that the key of a mapping is wrong
+
+
 def problems(error: ValidationError) -> str:
     """Describe validation errors in one line: each field, its value and what is allowed."""
     return "; ".join(map(_problem, error.errors()))
@@ -232,7 +235,7 @@ def problems(error: ValidationError) -> str:
 
 def _problem(detail: Any) -> str:
     cause = detail.get("ctx", {}).get("error")
-    place = printable(".".join(map(str, detail["loc"])))
+    place = printable(".".join(str(part) for part in detail["loc"] if part != KEY))
     if cause is not None:
         joint = "." if isinstance(cause, FieldError) else ": "
         return f"{place}{joint}{cause}" if place else str(cause)

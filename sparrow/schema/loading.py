@@ -32,7 +32,7 @@ from sparrow.files import (
     read_text,
     write_whole,
 )
-from sparrow.schema.base import FieldError, Record
+from sparrow.schema.base import KEY, FieldError, Record
 from sparrow.schema.options import Option, bare, kind_at, list_options, section_fields, takes_text
 
 RESOLVED = "config.resolved.toml"
@@ -389,7 +389,7 @@ def _explained(cls: type[Record], error: ValidationError, layers: Sequence[Layer
 
 
 def _line(cls: type[Record], detail: Mapping[str, Any], layers: Sequence[Layer]) -> str:
-    path: KeyPath = detail["loc"]
+    path: KeyPath = tuple(part for part in detail["loc"] if part != KEY)
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, FieldError):
         place = (*path, *cause.field.split("."))

@@ -256,7 +256,8 @@ def _config(folder: Path, notes: list[str]) -> TrainConfig | None:
     try:
         return read_resolved(TrainConfig, folder)
     except ValueError as error:
-        notes.append(f"sizes of batches, staleness and names of prompts are not checked: {error}")
+        unchecked = "sizes of batches, staleness, names of prompts and limits of agents"
+        notes.append(f"{unchecked} are not checked: {error}")
         return None
 
 

@@ -12,22 +12,19 @@ gets one of its own.
 """
 
 import json
-import os
-import signal
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from sparrow import functions
 from sparrow.calibration.flows.grammar import Formula, propose
 from sparrow.calibration.flows.statement import statement
 from sparrow.calibration.flows.texts import SPLITS, Split
+from sparrow.dataflow.campaign.proposals import MOST_ERROR, Json, Proposal, Proposer
 from sparrow.files import FolderLock, write_whole
 from sparrow.models.sources import locate
 from sparrow.processes.worker import Worker, WorkerFault
@@ -50,27 +47,10 @@ from sparrow.tasks.base import keyed_random
 FOLDER = "candidates"
 PARENTS = 8  # best formulas that the built-in proposer starts from
 TRIES = 50  # proposals of a formula that is new
-MOST_SOURCE = 1 << 16  # characters of a proposal
-MOST_ERROR = 500  # characters of an error that are kept
+PATIENCE = 3  # proposals in a row that may fail
+MOST_OUTPUT = 1 << 16  # bytes that a candidate's process prints
 
 T = TypeVar("T")
-Json = dict[str, Any]
-Propose = Callable[[Json], Json]
-
-
-class Proposal(NamedTuple):
-    """A flow's file, where it comes from, and its genes if it is of the built-in proposer."""
-
-    source: str
-    name: str
-    parents: tuple[int, ...] = ()
-    made: str = ""
-    genes: Json | None = None
-
-    def candidate(self, number: int) -> Candidate:
-        about = self._asdict()
-        del about["source"]
-        return Candidate(number=number, status="scored", **about)
 
 
 class Place(NamedTuple):
@@ -96,9 +76,14 @@ class FlowCampaign:
         evaluator = "sparrow.dataflow.campaign.evaluator:make_evaluator"
         times = {"device": config.device}
         self.places = [
-            Place(Worker(evaluator, settings), Worker(timer, times) if config.times else None)
+            Place(
+                Worker(evaluator, settings, output=MOST_OUTPUT),
+                Worker(timer, times, output=MOST_OUTPUT) if config.times else None,
+            )
             for _ in range(config.at_once)
         ]
+        self._proposer = Proposer(config) if config.proposer or config.command else None
+        self._failed: int | None = None  # proposals in a row that failed; None: none was made yet
         self.worker = self.places[0].worker
         self._start(self.worker)
         about = self.worker.ask({}, config.seconds)
@@ -112,6 +97,8 @@ class FlowCampaign:
         self._save()
 
     def close(self) -> None:
+        if self._proposer is not None:
+            self._proposer.close()
         for place in self.places:
             for worker in place.workers:
                 worker.close()
@@ -164,7 +151,8 @@ class FlowCampaign:
             self._save()
             if progress is not None:
                 progress(self._done(numbers), config.candidates, self._best())
-        self._measure_split(self._promoted(), "validation")
+        while promoted := [c for c in self._promoted() if not c.validation]:
+            self._measure_split(promoted, "validation")
         return self._save()
 
     def _done(self, numbers: range) -> int:
@@ -222,6 +210,8 @@ class FlowCampaign:
             candidate = _planned(plan) if file.exists() else None
             if candidate is None:
                 proposal = self._propose(number, planned)
+                if proposal is None:
+                    continue
                 candidate = proposal.candidate(number)
                 write_whole(file, [proposal.source])
                 write_whole(plan, [candidate.model_dump_json()])
@@ -248,7 +238,7 @@ class FlowCampaign:
     def _measured(self, flows: Sequence[tuple[Candidate, str]]) -> list[Candidate]:
         """Measure candidates at once, on the search texts; then time them, one after the other."""
         known = {str(c.program): c.number for c in self.scored()}
-        with ThreadPoolExecutor(len(flows)) as threads:
+        with ThreadPoolExecutor(len(self.places)) as threads:
             answers = [*threads.map(partial(self._answer, [*known]), self.places, flows)]
         measured = []
         for place, (candidate, flow), found in zip(self.places, flows, answers, strict=False):
@@ -282,10 +272,15 @@ class FlowCampaign:
             with ThreadPoolExecutor(len(some)) as threads:
                 answers = [*threads.map(self._ask, workers, questions)]
             for candidate, found in zip(some, answers, strict=True):
-                if "scores" not in found:
-                    why = next(iter(found.values()))
-                    raise ValueError(f"candidate {candidate.number} on the {split} texts: {why}")
-                self._record(candidate.replace(**{name: _scores(found)}))
+                if "scores" in found:
+                    self._record(candidate.replace(**{name: _scores(found)}))
+                    continue
+                status, why = next(iter(found.items()))
+                said = f"candidate {candidate.number} on the {split} texts: {status}: {why}"
+                if split == "held-out" or candidate.number < len(BASELINES):
+                    raise ValueError(said)
+                self.report(f"{said}; it is not promoted")
+                self._record(candidate.replace(status=status, error=f"{split} texts: {why}"))
             self._renew(some)
 
     def _flow(self, candidate: Candidate) -> str:
@@ -307,15 +302,17 @@ class FlowCampaign:
         return self.candidates[number]
 
     def _ask(self, worker: Worker, question: Json) -> Json:
-        """A worker's answer; one that is late, or dies, is ended and said."""
-        if worker in [place.worker for place in self.places]:
-            self._start(worker)
-        try:
-            return dict(worker.ask(question, self.config.seconds))
-        except WorkerFault as fault:
-            worker.kill()
-            kind = "late" if fault.kind == "late" else "failed"
-            return {kind: str(fault)[:MOST_ERROR]}
+        """A worker's answer; one that is late, or dies twice, is ended and said."""
+        for is_last in (False, True):
+            if worker in [place.worker for place in self.places]:
+                self._start(worker)
+            try:
+                return dict(worker.ask(question, self.config.seconds))
+            except WorkerFault as fault:
+                worker.kill()
+                if fault.kind != "ended" or is_last:
+                    return {"late" if fault.kind == "late" else "failed": str(fault)[:MOST_ERROR]}
+        raise AssertionError
 
     def _record(self, candidate: Candidate) -> Candidate:
         candidate.save(self.folder / f"{candidate.number:04d}.json")
@@ -331,7 +328,9 @@ class FlowCampaign:
         tried = [c.model_dump(mode="json", exclude=hidden) for c in self.candidates.values()]
         for one in tried:
             file = self._file(one["number"])
-            one["source"] = file.read_text(encoding="utf-8") if file.exists() else one["name"]
+            one["source"] = file.read_text(encoding="utf-8") if file.exists() else ""
+            if one["number"] < len(BASELINES):
+                one["source"] = one["name"]
         return {
             "number": number,
             "settings": settings | {"sizes": self.sizes},
@@ -341,20 +340,27 @@ class FlowCampaign:
             "language": statement(),
         }
 
-    def _propose(self, number: int, planned: Sequence[Candidate]) -> Proposal:
-        """planned: proposals of the same round."""
-        config = self.config
-        if config.command is None and config.proposer is None:
+    def _propose(self, number: int, planned: Sequence[Candidate]) -> Proposal | None:
+        """A proposal; None: it failed, which is recorded. planned: those of the same round.
+
+        Nothing is recorded if it is the first one, as its program may be wrong, or one too many.
+        """
+        if self._proposer is None:
             return self._built_in(number, [c.genes for c in planned])
-        state = self.state(number)
         try:
-            if config.command is not None:
-                return _given(_answer_of(config.command, state, config.seconds), number)
-            function = functions.resolve(str(config.proposer), "proposer")
-            return _given(function(state), number)
-        except Exception as error:  # whatever the code of others raises
-            text = f"the proposer failed on candidate {number}: {type(error).__name__}: {error}"
-            raise ValueError(text) from error
+            proposal = self._proposer.propose(self.state(number))
+        except ValueError as error:
+            if self._failed is None:
+                raise
+            self._failed += 1
+            if self._failed == PATIENCE:
+                raise ValueError(f"{PATIENCE} proposals in a row failed: {error}") from error
+            self.report(str(error))
+            failed = Candidate(number=number, name="none", status="invalid")
+            self._record(failed.replace(error=f"no proposal: {error}"[:MOST_ERROR]))
+            return None
+        self._failed = 0
+        return proposal
 
     def _built_in(self, number: int, planned: Sequence[Any]) -> Proposal:
         best = self._front(self.scored())
@@ -455,44 +461,6 @@ def _survived(
 
 def _scores(found: Mapping[str, Any]) -> tuple[SplitScore, ...]:
     return tuple(SplitScore.model_validate_json(json.dumps(row)) for row in found["scores"])
-
-
-def _given(answer: Any, number: int) -> Proposal:
-    """The proposal of a function or command: a source, or {"source", "name", "parents", "made"}."""
-    if isinstance(answer, str) and answer.lstrip().startswith("{"):
-        try:
-            answer = json.loads(answer)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"the proposer's JSON cannot be read: {error}") from error
-    given = {"source": answer} if isinstance(answer, str) else dict(answer)
-    source = given.get("source")
-    if not isinstance(source, str) or not 0 < len(source) <= MOST_SOURCE:
-        raise ValueError(f"a proposer gives the source of a flow, up to {MOST_SOURCE} characters")
-    parents = [p for p in given.get("parents") or () if type(p) is int]
-    name = str(given.get("name") or f"proposal-{number}")[:100]
-    return Proposal(source, name, tuple(parents), str(given.get("made", ""))[:1000])
-
-
-def _answer_of(command: str, state: Json, seconds: float) -> str:
-    """What a program of a proposer writes; with all it started it is ended when it is late."""
-    process = subprocess.Popen(
-        command,
-        shell=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, errors = process.communicate(json.dumps(state), timeout=seconds)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
-    if process.returncode:
-        raise ValueError(f"it ended with {process.returncode}: {errors[-MOST_ERROR:]}")
-    return said
 
 
 def _planned(plan: Path) -> Candidate | None:

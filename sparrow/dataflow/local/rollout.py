@@ -332,7 +332,10 @@ class RolloutSide(RolloutProtocol):
         except (Exception, SystemExit) as error:  # named with its type, and chained
             raise EpisodeFailed(f"{type(error).__name__}: {error}") from error
         if not trajectories or not all(isinstance(t, Trajectory) for t in trajectories):
-            raise EpisodeFailed(f"expected trajectories, got {trajectories!r:.80}")
+            wanted = (
+                "a list of trajectories that is not empty (in an agent's play somebody replies)"
+            )
+            raise EpisodeFailed(f"expected {wanted}, got {trajectories!r:.80}")
         if any(t.reward is None for t in trajectories):
             raise EpisodeFailed("a trajectory has no reward")
         if len({id(t) for t in trajectories}) < len(trajectories):

@@ -22,6 +22,13 @@ from sparrow.stats import mean_at_k
 from sparrow.tasks.base import Example, Judge
 
 
+class Actors(dict[str, Actor]):
+    """The actors of an episode, by name of their policies."""
+
+    def __missing__(self, name: str) -> Actor:
+        raise KeyError(f"no policy {name!r}; the run has {', '.join(self)}")
+
+
 @dataclass(kw_only=True)
 class TeamRollout(RolloutSide):
     """The rollout side of several policies: an episode gets an actor of each, by name."""
@@ -41,7 +48,7 @@ class TeamRollout(RolloutSide):
 
     def actor(self, request: RolloutRequest, sampler: Any, slot: PromptSlot) -> Any:
         """Actors by name."""
-        return {
+        actors = {
             name: Actor(
                 engine=sampler[name],
                 language=member.language,
@@ -58,6 +65,7 @@ class TeamRollout(RolloutSide):
             )
             for name, member in self.members.items()
         }
+        return Actors(actors)
 
     async def trajectories(self, actor: Any, example: Example) -> list[Trajectory]:
         """The trajectories of an episode, with what every policy learns from."""

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,13 @@ OTHER = GOOD.replace("0.01", "0.02")
 MEDDLES = "import sparrow.calibration.flows.score as s\ns.TAIL = 0.5\n" + GOOD.replace(
     "0.01", "0.03"
 )
+SLOW_LATER = """
+import os, pathlib, time
+seen = pathlib.Path(os.environ["SEEN"])
+if seen.exists():
+    time.sleep(100)
+seen.touch()
+""" + GOOD.replace("0.01", "10.0")
 LATE = "import time\ntime.sleep(60)\n" + GOOD
 
 
@@ -214,6 +222,51 @@ def fails(state: Any) -> str:
     raise KeyError("mine")
 
 
+def hangs(state: Any) -> str:
+    time.sleep(100)
+    return GOOD
+
+
+def exits(state: Any) -> str:
+    sys.exit(0)
+
+
+def fails_sometimes(state: Any) -> Any:
+    """Good; nothing; parents that are none; a surrogate; another one."""
+    wrong = [{"name": "x"}, {"source": GOOD, "parents": 5}]
+    given: list[Any] = [GOOD, *wrong, OTHER, "# \ud800", None, 5]
+    return given[state["number"] - len(BASELINES)]
+
+
+def test_a_proposal_that_fails_is_recorded_and_three_in_a_row_end_the_loop(begun: Path) -> None:
+    proposer = f"{__name__}:fails_sometimes"
+    with pytest.raises(ValueError, match="3 proposals in a row"):
+        sparrow.flow_loop(begun, candidates=7, promote=1, proposer=proposer, **SMALL)
+    tried = [candidate(begun, number) for number in range(3, 9)]
+    status = ["scored", "invalid", "invalid", "scored", "invalid", "invalid"]
+    assert [one.status for one in tried] == status
+    assert "parents" in tried[2].error
+    assert "UTF-8" in tried[4].error
+
+
+def slow_later(state: Any) -> str:
+    return GOOD if state["number"] > len(BASELINES) else SLOW_LATER
+
+
+def test_a_flow_that_is_late_while_it_is_validated_does_not_stop_the_others(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    proposer, notes = f"{__name__}:slow_later", list[str]()
+    settings: Any = {"candidates": 2, "promote": 2, "proposer": proposer, "seconds": 20}
+    sparrow.flow_loop(begun, report=notes.append, **settings, **SMALL)
+    late, good = candidate(begun, 3), candidate(begun, 4)
+    assert late.status == "late"
+    assert "validation" in late.error
+    assert good.validation
+    assert any("candidate 3" in note for note in notes)
+
+
 def test_what_was_scored_is_what_is_published(done: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(done, tmp_path / "out"))
     rows = Campaign.load(out / CAMPAIGN).rows
@@ -244,14 +297,21 @@ def test_a_campaign_that_was_stopped_early_has_its_settings(done: Path, begun: P
     ("changes", "match"),
     [
         ({"command": "exit 3"}, "candidate 3.*ended with 3"),
-        ({"command": "sleep 60", "seconds": 5}, "candidate 3.*Timeout"),
+        ({"command": "sleep 60", "seconds": 5}, "candidate 3.*took longer"),
+        ({"command": "printf '\\377'"}, "candidate 3.*UTF-8"),
         ({"proposer": f"{__name__}:gives_nothing"}, "source of a flow"),
         ({"proposer": f"{__name__}:fails"}, "candidate 3: KeyError"),
+        ({"proposer": f"{__name__}:hangs", "seconds": 5}, "candidate 3.*took longer"),
+        ({"proposer": f"{__name__}:exits"}, "candidate 3.*process ended"),
+        ({"proposer": f"{__name__}:no_such"}, "has no 'no_such'"),
         ({"proposer": f"{__name__}:gives_nothing", "command": "true"}, "none with proposer"),
         ({"tokens": 100_000}, "tokens"),
         ({"model": "no-such-model"}, "no-such-model"),
     ],
-    ids=["command", "late", "function", "error", "both", "long texts", "model"],
+    ids=[
+        *("command", "late", "bytes", "function", "error", "late function", "exit", "no function"),
+        *("both", "long texts", "model"),
+    ],
 )
 def test_what_cannot_run_is_said(changes: Any, match: str, begun: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" if {"tokens", "model"} & changes.keys() else begun
