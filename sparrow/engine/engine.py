@@ -27,6 +27,7 @@ from sparrow.engine.speculation import DraftRoom
 from sparrow.engine.weights import Items, Stay, WeightStore
 from sparrow.models import Decoder
 from sparrow.models.deltas import Delta
+from sparrow.models.int8 import Int8Decoder
 from sparrow.models.lora import Adapter, AdapterBank, MergedDecoder
 from sparrow.schema.sampling import (
     Completion,
@@ -103,6 +104,7 @@ class Engine:
         self._weights = WeightStore(model)
         self._adapters = AdapterBank(model.spec, adapters, adapter_rank, model.dtype, model.device)
         self._actor: MergedDecoder | None = None
+        self._int8: Int8Decoder | None = None
         spec, device = model.spec, model.device
         self._budgets = BudgetTable(layers=spec.layers, kv_heads=spec.kv_heads, device=device)
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
@@ -121,10 +123,22 @@ class Engine:
         """Allocate the KV cache, and build everything that refers to it."""
         if self._actor is not None:
             self._actor.allocate()  # first: what is left is for keys and values
-        sizes = self.max_running, self.max_context, self._kv_bytes, self._draft_room
+        int8_bytes = self._allocate_int8()
+        sizes = self.max_running, self.max_context, self._kv_bytes, self._draft_room, int8_bytes
         self.memory, cache, rows, self.pool, self._drafts = allocate(self.model, self.rule, *sizes)
         self.scheduler.attach(self.pool, rows, cache)
         self._build_runner()
+
+    def _allocate_int8(self) -> int:
+        """Allocate weights in 8 bits if drafts want them, of what drafts would run with; bytes."""
+        source = self.model if self._actor is None else self._actor.decoder
+        if not self._draft_room.int8:
+            self._int8 = None
+            return 0
+        if self._int8 is None or self._int8.source is not source:
+            self._int8 = Int8Decoder(source)
+        self._int8.allocate()
+        return self._int8.nbytes
 
     def _build_runner(self) -> None:
         self.runner = Runner(
@@ -135,6 +149,7 @@ class Engine:
             budgets=self._budgets,
             adapters=self._adapters,
             merged=None if self._actor is None else self._actor.decoder,
+            int8=None if self._int8 is None else self._int8.decoder,
             drafts=self._drafts,
             least_batch=self._least_batch,
             graphs=self._graphs,
@@ -339,6 +354,8 @@ class Engine:
         self._weights.require()
         if self._actor is not None:
             self._actor.renew()
+        if self._int8 is not None:
+            self._int8.renew()
         outputs = self.loop.step(self.runner, self.version)
         if self.idle:
             self.check_integrity()
@@ -587,8 +604,9 @@ class Engine:
         self._release()
         self.asleep = True
         self._weights.offload(weights)
-        if self._actor is not None and weights != "keep":
-            self._actor.free()
+        for copy in (self._actor, self._int8):
+            if copy is not None and weights != "keep":
+                copy.free()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -26,10 +26,12 @@ class MemoryPlan(NamedTuple):
     pages: int
     max_context: int
     drafts: int = 0  # bytes of what drafts of exact decoding keep
+    int8: int = 0  # of the weights in 8 bits, for drafts
 
     def describe(self) -> str:
         tokens = self.pages * PAGE
         drafts = f", drafts {_gib(self.drafts)}" if self.drafts else ""
+        drafts += f", weights in 8 bits {_gib(self.int8)}" if self.int8 else ""
         return (
             f"weights {_gib(self.weights)}{drafts}, "
             f"KV {self.page_bytes // PAGE / 1024:.3g} KiB a token, "
@@ -46,11 +48,13 @@ def allocate(
     max_context: int,
     kv_bytes: int | None,
     room: DraftRoom,
+    int8_bytes: int,
 ) -> tuple[MemoryPlan, ops.PageCache, Rows, PagePool, DraftRows | None]:
     """Allocate the KV cache, with the page summaries of a rule, and room for drafts.
 
     Pages are those for which there is memory, or was named, once a rule's state of every row that
     may run is taken off (drafts come beside named bytes); ValueError if that holds no sequence.
+    int8_bytes are those of weights in 8 bits, which are there already.
     """
     spec, device = model.spec, model.device
     sizes = {"layers": spec.layers, "kv_heads": spec.kv_heads}
@@ -68,7 +72,7 @@ def allocate(
     pages = max(0, min(max_running * width, free // page_bytes))  # more could never be used at once
     weights = sum(parameter.nbytes for parameter in model.parameters())
     drafts_bytes = room.bytes(spec, max_running, width)
-    plan = MemoryPlan(weights, page_bytes, pages, max_context, drafts_bytes)
+    plan = MemoryPlan(weights, page_bytes, pages, max_context, drafts_bytes, int8_bytes)
     there = device_memory(device) - drafts_bytes
     if pages * page_bytes > there:
         raise ValueError(f"kv_bytes={kv_bytes} is more than {device} has left, {_gib(there)}")

@@ -29,6 +29,7 @@ from sparrow.sparse.rule import Rule
 # Captured page-table widths: attention is launched for this many pages, so a short context does
 # not pay for the longest one.
 PAGES = (32, 128, 512, 1024, 1536, 2048)
+INT8_ROWS = 64  # with more, products of 8-bit weights have no kernel
 RULE_OPS = frozenset({"select_pages"})
 GRAPH_OPS = RULE_OPS | {"attend_decode", "write_pages", "sample", "step_inputs", "step_outputs"}
 
@@ -56,6 +57,7 @@ class StepKind(NamedTuple):
     truncated: bool
     adapted: bool
     merged: bool  # whether all rows use the actor: it runs with the merged weights
+    int8: bool  # or are drafts with weights in 8 bits
     hidden: bool  # whether anybody wants hidden states
     logits: bool  # or logits
     drafts: bool  # whether draws of rows that speculate are recorded as drafts
@@ -280,12 +282,14 @@ class Runner:
         budgets: BudgetTable,
         adapters: AdapterBank,
         merged: Decoder | None,
+        int8: Decoder | None,
         drafts: DraftRows | None,
         least_batch: int,
         graphs: bool,
     ) -> None:
         self.model, self.cache, self.rows = model, cache, rows
         self.merged = merged  # the model with the actor's adapter in its weights
+        self.int8 = int8  # that model, or the model, in 8 bits
         self.draft_rows = drafts
         self.rule, self.budgets, self.adapters = rule, budgets, adapters
         self.least_batch = least_batch
@@ -296,7 +300,10 @@ class Runner:
         assert self.draft_rows is not None, "a sample drafts in an engine without room for drafts"
         return self.draft_rows
 
-    def _decoder(self, merged: bool) -> Decoder:
+    def _decoder(self, merged: bool, int8: bool = False) -> Decoder:
+        if int8:
+            assert self.int8 is not None, "a request drafts in 8 bits in an engine without these"
+            return self.int8
         if not merged:
             return self.model
         assert self.merged is not None, "a request uses the actor in an engine without one"
@@ -366,11 +373,14 @@ class Runner:
         requests = {sample.request for sample in samples}
         speculative = [request.speculative is not None for request in requests]
         merged = all(request.adapter == ACTOR for request in requests)
-        adapted = any(request.adapter_slot.slot for request in requests)
+        adapted = any(request.adapter_slot.slot for request in requests) and not merged
+        wanted = (r.speculative is not None and r.speculative.weights == "int8" for r in requests)
+        int8 = len(samples) <= INT8_ROWS and not adapted and all(wanted)
         kind = StepKind(
             **self._common(samples, requests, self.least_batch, verify=False),
-            adapted=adapted and not merged,
-            merged=merged,
+            adapted=adapted,
+            merged=merged and not int8,
+            int8=int8,
             sparse=any(request.schedule is not None for request in requests),
             drafts=any(speculative),
             summaries=not all(speculative),
@@ -447,9 +457,9 @@ class Runner:
             **held,
         )
         lora = self.adapters.rows(rows.adapter_R[at_B]) if kind.adapted else None
-        decoder = self._decoder(kind.merged)
+        decoder = self._decoder(kind.merged, kind.int8)
         hidden_BC = decoder(step.ids_B, step.positions_B, attention, lora)
-        logits_BV = self.model.logits(hidden_BC)
+        logits_BV = decoder.logits(hidden_BC)
         draws = rows.sample(logits_BV, at_B, step, truncated=kind.truncated)
         if kind.drafts:
             self.drafts.record(at_B, step.ids_B, draws, logits_BV)

@@ -16,19 +16,22 @@ from sparrow.schema.sampling import Acceptance, SpeculativeParams
 
 
 class DraftRoom(NamedTuple):
-    """Room for drafts: of so many tokens a round, and whether page lists are held."""
+    """Room for drafts: tokens of a round, whether page lists are held, and weights in 8 bits."""
 
     tokens: int = 0
     lists: bool = False
+    int8: bool = False
 
     @classmethod
     def of(cls, speculative: SpeculativeParams) -> "DraftRoom":
         """The room that such requests need."""
-        return cls(speculative.draft_tokens, speculative.reselect > 1)
+        int8 = speculative.weights == "int8"
+        return cls(speculative.draft_tokens, speculative.reselect > 1, int8)
 
     def including(self, other: "DraftRoom") -> "DraftRoom":
         """Room enough for both."""
-        return DraftRoom(max(self.tokens, other.tokens), self.lists or other.lists)
+        tokens, int8 = max(self.tokens, other.tokens), self.int8 or other.int8
+        return DraftRoom(tokens, self.lists or other.lists, int8)
 
     def bytes(self, spec: ModelSpec, rows: int, pages: int) -> int:
         """Memory for so many running rows, of so many pages each."""

@@ -449,6 +449,7 @@ class MergedDecoder:
             for place in (LoraTarget(layer, module) for module in FUSED[projection]):
                 own[place.weight].copy_(self.adapter.merged(place, plain[place.weight]))
         self._edition = self.model.edition
+        self.decoder.edition += 1
 
 
 def _projections(adapter: Adapter) -> list[tuple[int, str]]:

@@ -33,6 +33,7 @@ from sparrow.ops.reference.speculation import (
 from sparrow.ops.types import (
     DraftState,
     Field,
+    Int8Weight,
     LowRank,
     PageCache,
     PageLists,
@@ -41,6 +42,7 @@ from sparrow.ops.types import (
     Scorer,
     Scores,
     StepInputs,
+    Weight,
     kv_fields,
     page_bytes,
 )

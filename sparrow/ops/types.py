@@ -106,6 +106,60 @@ class StepInputs(NamedTuple):
     temperature_B: Tensor
 
 
+LARGEST_INT8 = 127
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Int8Weight:
+    """A weight matrix in 8 bits: data_EI * scale_E[:, None], whole numbers from -127 to 127.
+
+    data is int8 [E, I], scale fp32 [E]: the greatest magnitude of an output's weights over 127.
+    """
+
+    data_EI: Tensor
+    scale_E: Tensor
+
+    @classmethod
+    def empty_like(cls, weight_EI: Tensor) -> "Int8Weight":
+        scale_E = torch.empty(len(weight_EI), dtype=torch.float32, device=weight_EI.device)
+        return cls(torch.empty_like(weight_EI, dtype=torch.int8), scale_E)
+
+    @classmethod
+    def quantise(cls, weight_EI: Tensor) -> "Int8Weight":
+        return cls.empty_like(weight_EI).copy_(weight_EI)
+
+    def copy_(self, weight_EI: Tensor) -> "Int8Weight":
+        """Quantise a matrix in place, to nearest; rows at a time, so that little memory is used."""
+        rows = max(1, CHUNK_NUMBERS // weight_EI.shape[1])
+        parts = (self.data_EI, self.scale_E, weight_EI)
+        for data_nI, scale_n, weight_nI in zip(*(p.split(rows) for p in parts), strict=True):
+            wide_nI = weight_nI.float()
+            scale_n.copy_(wide_nI.abs().amax(1) / LARGEST_INT8)
+            step_n1 = torch.where(scale_n > 0, scale_n, 1.0)[:, None]
+            data_nI.copy_((wide_nI / step_n1).round_().clamp_(-LARGEST_INT8, LARGEST_INT8))
+        return self
+
+    def dequantised(self) -> Tensor:
+        """The fp32 matrix that it stands for."""
+        return self.data_EI.float() * self.scale_E[:, None]
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.data_EI.shape
+
+    def __len__(self) -> int:
+        return len(self.data_EI)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data_EI.nbytes + self.scale_E.nbytes
+
+
+CHUNK_NUMBERS = 1 << 24  # quantised at once
+
+Weight = Tensor | Int8Weight
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowSlots:
     """The slot of low-rank updates that each row of a batch uses: 1 to `count`, or 0 for none.

@@ -52,6 +52,7 @@ Decoding = Literal["dense", "sparse", "exact"]
 Acceptance = Literal["rejection", "shared_noise"]
 DRAFT_TOKENS = 8
 DraftTokens = Annotated[int, Field(ge=1, le=64)]
+DraftWeights = Literal["model", "int8"]
 
 
 class SpeculativeParams(Record):
@@ -65,6 +66,7 @@ class SpeculativeParams(Record):
     draft_tokens: DraftTokens = DRAFT_TOKENS  # of a round; the verification adds one
     acceptance: Acceptance = "rejection"
     reselect: DraftTokens = 1  # drafts that read the pages selected for the first of them
+    weights: DraftWeights = "model"  # of drafts: the model's, or a copy of them in 8 bits
 
     def describe(self, drafter: str) -> str:
         rule = self.acceptance.replace("_", " ")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from pkgutil import iter_modules
 from tempfile import NamedTemporaryFile
@@ -38,7 +39,7 @@ from sparrow.ops.kernels import layers as layer_kernels
 from sparrow.ops.kernels import pages as page_kernels
 from sparrow.ops.kernels import sampling as sampling_kernels
 from sparrow.ops.reference.sampling import Draws
-from sparrow.ops.types import LowRank, RowSlots, RowState
+from sparrow.ops.types import Int8Weight, LowRank, RowSlots, RowState
 from sparrow.sparse.compile import launch
 from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.rule import Rule
@@ -187,16 +188,20 @@ def heads() -> None:
 
 
 def linear() -> None:
-    """Qwen3-1.7B's products; few rows are cut along the depth too."""
+    """Qwen3-1.7B's products, in 16 and 8 bits; few rows are cut along the depth too."""
     module = layer_kernels
+
+    def eight_bits(outputs: int, inputs: int) -> Int8Weight:
+        return Int8Weight.empty_like(empty(outputs, inputs))
+
     with settled_weights():
-        for rows in (1, 32):
+        for rows, weight in product((1, 32), (empty, eight_bits)):
             x, norm = empty(rows, 2048), empty(2048)
-            module.norm_linear(x, norm, empty(4096, 2048), empty(4096), eps=1e-6)
-            module.norm_linear(x, norm, empty(4096, 2048), eps=1e-6)
-            module.norm_gated(x, norm, empty(2 * 6144, 2048), eps=1e-6)
-            module.linear_add(empty(rows, 6144), empty(2048, 6144), x)
-            module.logits(x, empty(151_936, 2048))
+            module.norm_linear(x, norm, weight(4096, 2048), empty(4096), eps=1e-6)
+            module.norm_linear(x, norm, weight(4096, 2048), eps=1e-6)
+            module.norm_gated(x, norm, weight(2 * 6144, 2048), eps=1e-6)
+            module.linear_add(empty(rows, 6144), weight(2048, 6144), x)
+            module.logits(x, weight(151_936, 2048))
     module.gate(empty(288, 2 * 6144))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.ops import PageLists
+from sparrow.ops import Int8Weight, PageLists, Weight
 from sparrow.ops.kernels import attend_kept as kept
 from sparrow.ops.kernels import attend_prefill as prefill
 from sparrow.ops.kernels import pages
@@ -23,7 +23,7 @@ from support.flows import LAYER, Bed, same_choice
 from support.paging import DENSE, SCALE, Batch, check_error, check_select, make_batch, relaid
 from support.updates import in_dtype, make_update
 
-Product = tuple[tuple[Tensor | None, ...], dict[str, Any]]
+Product = tuple[tuple[Weight | None, ...], dict[str, Any]]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -201,12 +201,15 @@ def product(
     *,
     bias: bool,
     gaps: bool = False,
+    eight_bits: bool = False,
 ) -> Product:
-    """An op's tensors and options: rows maybe with gaps between them, and with a bias."""
+    """An op's tensors and options: rows maybe with gaps, a bias, a weight in 8 bits."""
     torch.manual_seed(tokens)
     x = draw(tokens, (1 + gaps) * depth, scale=3.0)[:, :depth]
     norm, bias_E = draw(depth), draw(width)
-    weight = draw(width * (2 if op == "norm_gated" else 1), depth, scale=depth**-0.5)
+    weight: Weight = draw(width * (2 if op == "norm_gated" else 1), depth, scale=depth**-0.5)
+    if eight_bits:
+        weight = Int8Weight.quantise(weight)
     if op == "norm_linear":
         return (x, norm, weight, bias_E if bias else None), {"eps": EPS}
     if op == "norm_gated":
@@ -249,14 +252,15 @@ def heads(
 def check_as_exact(
     out: Tensor,
     plain: Callable[..., Tensor],
-    tensors: Sequence[Tensor | None],
+    tensors: Sequence[Weight | None],
     options: Any,
     *,
     slack: float = 0.0,
 ) -> None:
     """The error against float64 is at most twice that of the definition, and some slack."""
+    given = [x.dequantised() if isinstance(x, Int8Weight) else x for x in tensors]
     wide = {n: in_dtype(x, torch.float64) if n == "update" else x for n, x in options.items()}
-    exact = plain(*(None if x is None else x.double() for x in tensors), **wide)
+    exact = plain(*(None if x is None else x.double() for x in given), **wide)
     near = plain(*tensors, **options)
     assert out.dtype == near.dtype
     assert out.shape == near.shape

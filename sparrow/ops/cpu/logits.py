@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparrow.ops.dispatch import needs_gradients
 from sparrow.ops.reference import logprob
+from sparrow.ops.types import Weight
 
 TOKENS = 256  # above, widening costs little beside the product
 _wide: dict[int, tuple[weakref.ref[Tensor], tuple[int, int], Tensor]] = {}
@@ -24,9 +25,10 @@ def supports_dtype(_op: str, dtype: torch.dtype, _head_size: int) -> bool:
     return dtype in (torch.bfloat16, torch.float16)
 
 
-def supports(op: str, hidden_TC: Tensor, head_VC: Tensor, *_: Any, **__: Any) -> bool:
+def supports(op: str, hidden_TC: Tensor, head_VC: Weight, *_: Any, **__: Any) -> bool:
     return (
-        supports_dtype(op, head_VC.dtype, 0)
+        isinstance(head_VC, Tensor)
+        and supports_dtype(op, head_VC.dtype, 0)
         and len(hidden_TC) <= TOKENS
         and not needs_gradients(hidden_TC, head_VC)
         and not head_VC.is_inference()  # whose changes cannot be noticed

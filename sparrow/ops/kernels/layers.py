@@ -11,6 +11,9 @@ slot, zeros elsewhere. The product then walks on, from x and the weight to these
 if the depth were longer; what it adds for rows without a slot is zero, which changes no bit. Slots
 before the first and behind the last that some row uses are not read.
 
+A weight in 8 bits (`Int8Weight`) is widened on its way to the matrix units; its scales multiply the
+sums. It takes no update.
+
 Launch parameters by shape were tuned on an H200 with whole decode steps; they change speed alone.
 Every launch overlaps the previous one, which paid only where a program takes more than half of a
 processor's shared memory (smaller ones were slower than without overlap, presumably because two of
@@ -32,7 +35,7 @@ from torch import Tensor
 from sparrow.ops.dispatch import needs_gradients, weights_settled
 from sparrow.ops.kernels.overlap import let_next_start, overlap_options, wait, when_ready
 from sparrow.ops.reference import layers as reference
-from sparrow.ops.types import LowRank
+from sparrow.ops.types import Int8Weight, LowRank, Weight
 
 TOKENS = 64  # most tokens in a call; beyond, cuBLAS is as fast
 ARRIVALS = 4096  # most column blocks of a split product
@@ -50,18 +53,26 @@ def supports_dtype(op: str, dtype: torch.dtype, head_size: int) -> bool:
 def supports(
     op: str,
     x_TK: Tensor,
-    *others: Tensor | None,
+    *others: Weight | None,
     update: LowRank | None = None,
     **options: Any,
 ) -> bool:
     """No gradients, contiguous rows, one dtype; few tokens of a product, but any of a gated one."""
-    tensors = [x_TK, *(tensor for tensor in others if tensor is not None)]
+    tensors = [x_TK, *(tensor for tensor in others if isinstance(tensor, Tensor))]
+    eight_bits = [weight for weight in others if isinstance(weight, Int8Weight)]
     if update is not None:
         tensors += update.a_RI, update.b_EQ
     few = len(x_TK) <= TOKENS
+    if eight_bits and (update is not None or not few or not _eight_bits_fit(*eight_bits)):
+        return False
     fits = (few or op == "norm_gated") and _product_fits(*tensors, **options)
     updates = update is None or not few or _update_fits(op, x_TK, update)
     return fits and updates and not needs_gradients(*tensors)
+
+
+def _eight_bits_fit(weight: Int8Weight) -> bool:
+    data_EI = weight.data_EI
+    return data_EI.is_contiguous() and data_EI.numel() < 2**31
 
 
 def _product_fits(x_TK: Tensor, *others: Tensor, eps: float | None = None) -> bool:
@@ -112,11 +123,19 @@ LAUNCHES: dict[tuple[str, int, int, int], LinearLaunch] = {
 }
 
 
-def launch_for(op: str, tokens: int, width: int, depth: int) -> LinearLaunch:
-    """The measured launch of a shape, or about one program per processor of a large GPU."""
-    if (op, tile(tokens), width, depth) in LAUNCHES:
+def launch_for(
+    op: str, tokens: int, width: int, depth: int, *, eight_bits: bool = False
+) -> LinearLaunch:
+    """The measured launch of a shape, or about one program per processor of a large GPU.
+
+    Of weights in 8 bits none was measured yet: steps are half as deep as registers hold.
+    """
+    if (op, tile(tokens), width, depth) in LAUNCHES and not eight_bits:
         return LAUNCHES[op, tile(tokens), width, depth]
     rows, programs, gated = tile(tokens), triton.cdiv(width, 64), op == "norm_gated"
+    if eight_bits:
+        splits = max(1, min(PROCESSORS // programs, depth // LEAST_SPAN))
+        return LinearLaunch(columns=64, depth=64 if gated else 128, splits=splits, stages=4)
     if programs > PROCESSORS:  # many rounds: two programs per processor alternate
         return LinearLaunch(columns=64, depth=128, stages=3 if gated or rows > 16 else 4)
     splits = max(1, min(PROCESSORS // programs, depth // LEAST_SPAN))
@@ -144,7 +163,7 @@ def tile(tokens: int) -> int:
 def norm_linear(
     x_TC: Tensor,
     norm_C: Tensor,
-    weight_EC: Tensor,
+    weight_EC: Weight,
     bias_E: Tensor | None = None,
     *,
     eps: float,
@@ -158,7 +177,7 @@ def norm_linear(
 def norm_gated(
     x_TC: Tensor,
     norm_C: Tensor,
-    weight_FC: Tensor,
+    weight_FC: Weight,
     *,
     eps: float,
     update: LowRank | None = None,
@@ -171,13 +190,13 @@ def norm_gated(
 
 
 def linear_add(
-    x_TE: Tensor, weight_CE: Tensor, residual_TC: Tensor, *, update: LowRank | None = None
+    x_TE: Tensor, weight_CE: Weight, residual_TC: Tensor, *, update: LowRank | None = None
 ) -> Tensor:
     out_TC = torch.empty_like(residual_TC, memory_format=torch.contiguous_format)
     return _product("linear_add", x_TE, weight_CE, out_TC, residual=residual_TC, update=update)
 
 
-def logits(hidden_TC: Tensor, head_VC: Tensor) -> Tensor:
+def logits(hidden_TC: Tensor, head_VC: Weight) -> Tensor:
     out_TV = hidden_TC.new_empty(len(hidden_TC), len(head_VC), dtype=torch.float32)
     return _product("logits", hidden_TC, head_VC, out_TV)
 
@@ -185,7 +204,7 @@ def logits(hidden_TC: Tensor, head_VC: Tensor) -> Tensor:
 def _product(
     op: str,
     x_TK: Tensor,
-    weight: Tensor,
+    weight: Weight,
     out_TN: Tensor,
     *,
     norm: Tensor | None = None,
@@ -195,14 +214,18 @@ def _product(
     update: LowRank | None = None,
 ) -> Tensor:
     (tokens, width), depth = out_TN.shape, weight.shape[1]
-    launch = launch_for(op, tokens, width, depth)
+    eight_bits = isinstance(weight, Int8Weight)
+    launch = launch_for(op, tokens, width, depth, eight_bits=eight_bits)
     grid = triton.cdiv(width, launch.columns), launch.splits
     given: tuple[Tensor | int | None, ...] = (None,) * 7
     if update is not None:
         update.check(tokens, depth, len(weight))
         given = _ranks_of_rows(x_TK, norm, update), *_places(update)
+    numbers, scale = weight, None
+    if isinstance(weight, Int8Weight):
+        numbers, scale = weight.data_EI, weight.scale_E
     _linear_kernel[grid](
-        *(x_TK, norm, weight, bias, residual, out_TN, eps),
+        *(x_TK, norm, numbers, scale, bias, residual, out_TN, eps),
         *_room_for_sums(launch, grid[0], tokens, len(weight), x_TK.device),
         *(*given, tokens, width, depth, x_TK.stride(0)),
         GATED=op == "norm_gated",
@@ -276,6 +299,7 @@ def _linear_kernel(
     x,
     norm,
     weight,
+    scale,
     bias,
     residual,
     out,
@@ -302,7 +326,7 @@ def _linear_kernel(
     EVEN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Some columns of a product; norm, bias, residual and update are None where there are none.
+    """Some columns of a product; norm, scale (of 8 bits), bias, residual, update: or None.
 
     GATED: the weight's first half is a gate's. Gate and up take turns along the tile: a thread then
     holds both of a column. Of an update: low is A x by part, rank that of a slot, Q all of a part;
@@ -341,6 +365,8 @@ def _linear_kernel(
         acc, squares = _join(shares, places, T, W, SPLITS, TOKENS)
     if norm is not None:
         acc *= tl.rsqrt(squares / K + eps)[:, None]
+    if scale is not None:
+        acc *= tl.load(scale + rows)[None, :]
     if bias is not None:
         acc += tl.load(bias + rows).to(tl.float32)[None, :]
     if residual is not None:
@@ -424,6 +450,7 @@ def _walk(
             values = (wide * factor.to(tl.float32)[None, :]).to(values.dtype)
             # Too narrow for an asynchronous copy, so a step ahead by hand. Of an update it is 1.
             factor = tl.load(norm + k + DEPTH + depth, mask=depth < last - k - DEPTH, other=1.0)
+        block = block.to(values.dtype)
         acc = tl.dot(block, values.T, acc) if SWAP else tl.dot(values, block.T, acc)
     wait(OVERLAP)  # also where a split was empty
     return acc.T if SWAP else acc, tl.sum(squares, 1)

@@ -1,7 +1,8 @@
 """The dense parts of a decoder layer: norm, projections, rotary embedding, gate.
 
 Products and norms are fused in one op where the optimised kernel fuses them; definitions are the
-plain composition, with gradients. Products take a low-rank update of each row's own (`LowRank`).
+plain composition, with gradients. Products take a low-rank update of each row's own (`LowRank`),
+and weights in 8 bits (`Int8Weight`).
 Legend of the dimension letters: sparrow/ops/types.py; E is the width of a projection, F the
 intermediate size of the MLP, I the inputs of a product; of updates as in `LowRank`.
 """
@@ -11,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparrow.ops.dispatch import op
-from sparrow.ops.types import LowRank
+from sparrow.ops.types import LowRank, Weight
 
 
 @op(checked=False)
 def norm_linear(
     x_TC: Tensor,
     norm_C: Tensor,
-    weight_EC: Tensor,
+    weight_EC: Weight,
     bias_E: Tensor | None = None,
     *,
     eps: float,
@@ -26,22 +27,22 @@ def norm_linear(
 ) -> Tensor:
     """RMS norm, then a projection, [T, E]."""
     normed_TC = F.rms_norm(x_TC, norm_C.shape, norm_C, eps)
-    return _updated(F.linear(normed_TC, weight_EC, bias_E), normed_TC, update)
+    return _updated(linear(normed_TC, weight_EC, bias_E), normed_TC, update)
 
 
 @op(checked=False)
 def linear_add(
-    x_TE: Tensor, weight_CE: Tensor, residual_TC: Tensor, *, update: LowRank | None = None
+    x_TE: Tensor, weight_CE: Weight, residual_TC: Tensor, *, update: LowRank | None = None
 ) -> Tensor:
     """A projection added to the residual stream, [T, C]; not in place."""
-    return residual_TC + _updated(F.linear(x_TE, weight_CE), x_TE, update)
+    return residual_TC + _updated(linear(x_TE, weight_CE), x_TE, update)
 
 
 @op(checked=False)
 def norm_gated(
     x_TC: Tensor,
     norm_C: Tensor,
-    weight_FC: Tensor,
+    weight_FC: Weight,
     *,
     eps: float,
     update: LowRank | None = None,
@@ -49,6 +50,14 @@ def norm_gated(
     """RMS norm, then silu(gate) * up, [T, F]; the weight's first half is the gate's."""
     gate_up_TF = norm_linear.definition(x_TC, norm_C, weight_FC, eps=eps, update=update)
     return gate.definition(gate_up_TF)
+
+
+def linear(x_TI: Tensor, weight_EI: Weight, bias_E: Tensor | None = None) -> Tensor:
+    """A projection, [T, E]; of a weight in 8 bits in the dtype of x, whole numbers first."""
+    if isinstance(weight_EI, Tensor):
+        return F.linear(x_TI, weight_EI, bias_E)
+    out_TE = F.linear(x_TI, weight_EI.data_EI.to(x_TI.dtype)) * weight_EI.scale_E.to(x_TI.dtype)
+    return out_TE if bias_E is None else out_TE + bias_E
 
 
 def _updated(out_TE: Tensor, x_TI: Tensor, update: LowRank | None) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparrow.ops.dispatch import compile_decorator, needs_gradients, op
 from sparrow.ops.reference.pages import accumulator
+from sparrow.ops.types import Weight
 
 CHUNK_BYTES = 64 * 2**20
 Join = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -27,12 +28,15 @@ class TokenStats(NamedTuple):
 
 
 @op()
-def logits(hidden_TC: Tensor, head_VC: Tensor) -> Tensor:
+def logits(hidden_TC: Tensor, head_VC: Weight) -> Tensor:
     """Hidden states times the LM head, [T, V] in fp32 whatever the inputs' dtype.
 
-    For a handful of tokens; whole sequences go through the chunked ops below.
+    For a handful of tokens; whole sequences go through the chunked ops below. The head may be in 8
+    bits (`Int8Weight`).
     """
     wide = accumulator(hidden_TC.dtype)
+    if not isinstance(head_VC, Tensor):
+        return hidden_TC.to(wide) @ head_VC.data_EI.to(wide).T * head_VC.scale_E.to(wide)
     if hidden_TC.is_cuda and hidden_TC.dtype != wide and not needs_gradients(hidden_TC, head_VC):
         return torch.mm(hidden_TC, head_VC.T, out_dtype=wide)
     return hidden_TC.to(wide) @ head_VC.to(wide).T

@@ -24,9 +24,10 @@ from support.engines import (
     tiny,
 )
 
+from sparrow import ops
 from sparrow.engine import Engine
 from sparrow.engine.scheduler import SwapFull
-from sparrow.models import load, load_tokenizer
+from sparrow.models import Decoder, load, load_tokenizer
 from sparrow.models.attention import Packed
 from sparrow.models.lora import Adapter
 from sparrow.schema.sampling import (
@@ -278,6 +279,113 @@ def test_adapters_and_new_weights_between_rounds(model) -> None:
         versions = run(exact, outputs=outputs)[continued, 0].weight_versions.tolist()
         assert versions == sorted(versions)
         assert {*versions} == {3, 4}
+
+
+# Drafts with weights in 8 bits.
+
+INT8 = SpeculativeParams(acceptance="shared_noise", draft_tokens=4, weights="int8")
+
+
+def int8_of(engine: Engine) -> Any:
+    assert engine.runner.int8 is not None
+    return engine.runner.int8
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_drafts_in_8_bits_change_no_token(tied: bool) -> None:
+    model = tiny(tied=tied)
+    wanted = engine_of(model).generate(PROMPTS, params(max_tokens=40))
+    engine = engine_of(model)
+    before = engine.memory.int8
+    given = engine.generate(PROMPTS, params(max_tokens=40), schedule=SPARSE, speculative=INT8)
+    same_bits(given, wanted)
+    assert before == 0
+    matrices = [
+        p for p in model.parameters() if p.ndim == 2 and (tied or p is not model.embed.weight)
+    ]
+    outputs = sum(len(matrix) for matrix in matrices)
+    assert engine.memory.int8 == sum(matrix.numel() for matrix in matrices) + 4 * outputs
+    assert "8 bits" in engine.memory.describe()
+    head = ops.Int8Weight.quantise(model.head.detach())
+    assert torch.equal(int8_of(engine).head.data_EI, head.data_EI)
+
+
+def test_only_drafts_run_in_8_bits(model, monkeypatch) -> None:
+    """Beside a dense request they run with the model's weights."""
+    (alone,) = engine_of(model).generate([PROMPTS[1]], params(max_tokens=60))
+    engine, used, mixed = engine_of(model), list[bool](), list[bool]()
+    exact = engine.add(PROMPTS[3], params(max_tokens=20), schedule=SPARSE, speculative=INT8)
+    dense = engine.add(PROMPTS[1], params(max_tokens=60))
+    plain, decode = engine.runner._decoder, engine.runner.decode
+
+    def decoder(merged: bool, int8: bool = False) -> Decoder:
+        used.append(int8)
+        return plain(merged, int8)
+
+    def step(samples: Any, **options: Any) -> Any:
+        mixed.append(any(sample.request.speculative is None for sample in samples))
+        used.clear()
+        output = decode(samples, **options)
+        assert used == [not mixed[-1]]
+        return output
+
+    monkeypatch.setattr(engine.runner, "_decoder", decoder)
+    monkeypatch.setattr(engine.runner, "decode", step)
+    done = run(engine)
+    assert {*mixed} == {True, False}
+    same_bits([done[dense, 0]], [alone])
+    assert len(done[exact, 0].token_ids) == 20
+
+
+@pytest.mark.parametrize("stay", ["keep", "host", "drop"])
+def test_weights_in_8_bits_follow_the_model(model, stay: Any) -> None:
+    """Through updates in place and sleep; quantised once for each version."""
+    engine = engine_of(tiny())
+    engine.generate(PROMPTS[:2], params(), schedule=SPARSE, speculative=INT8)
+    place = int8_of(engine).head.data_EI.data_ptr()
+    engine.update(changed(model), version=3)
+    given = engine.generate(PROMPTS[:2], params(), schedule=SPARSE, speculative=INT8)
+    assert int8_of(engine).head.data_EI.data_ptr() == place
+    other = engine_of(tiny())
+    other.update(changed(model), version=3)
+    same_bits(given, other.generate(PROMPTS[:2], params()))
+    fresh = ops.Int8Weight.quantise(engine.model.head.detach())
+    assert torch.equal(int8_of(engine).head.data_EI, fresh.data_EI)
+    edition = engine._int8._edition
+    engine.sleep(weights=stay)
+    engine.wake()
+    if stay == "drop":
+        engine.update(changed(model, seed=8), version=4)
+    engine.generate(PROMPTS[:2], params(), schedule=SPARSE, speculative=INT8)
+    fresh = ops.Int8Weight.quantise(engine.model.head.detach())
+    assert torch.equal(int8_of(engine).head.data_EI, fresh.data_EI)
+    assert engine._int8._edition == edition + (stay == "drop")
+
+
+def test_the_actor_drafts_in_8_bits(model) -> None:
+    """Of the merged weights; and of the model's own again when the actor is gone."""
+    engine, adapter = engine_of(model), Adapter.random(model.spec, 4, b_std=0.5)
+    wanted = engine_of(model).generate(PROMPTS, params())
+    exact: Any = {"schedule": SPARSE, "speculative": INT8}
+    same_bits(engine.generate(PROMPTS, params(), **exact), wanted)
+    plain = int8_of(engine).layers[0].attention.qkv.weight.data_EI.clone()
+    engine.set_actor(adapter)
+    same_bits(engine.generate(PROMPTS, params(), **exact), wanted)
+    merged = engine._actor.decoder.layers[0].attention.qkv.weight
+    adapted = int8_of(engine).layers[0].attention.qkv.weight.data_EI
+    assert torch.equal(adapted, ops.Int8Weight.quantise(merged).data_EI)
+    assert not torch.equal(adapted, plain)
+    engine.set_actor(None)
+    same_bits(engine.generate(PROMPTS, params(), **exact), wanted)
+    assert torch.equal(int8_of(engine).layers[0].attention.qkv.weight.data_EI, plain)
+
+
+def test_adapters_of_requests_draft_with_16_bits(model) -> None:
+    engine, adapter = engine_of(model), Adapter.random(model.spec, 4, b_std=0.5)
+    engine.load_adapter("one", adapter)
+    dense = engine.generate(PROMPTS, params(), adapter="one")
+    exact = engine.generate(PROMPTS, params(), adapter="one", schedule=SPARSE, speculative=INT8)
+    same_bits(exact, dense)
 
 
 @pytest.mark.slow

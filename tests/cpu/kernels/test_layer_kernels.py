@@ -4,6 +4,7 @@ An error is measured from the float64 result; a kernel may have twice that of th
 """
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -30,15 +31,16 @@ def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
 
 @pytest.fixture(params=LAUNCHES, ids=str)
 def launch(request, monkeypatch) -> LinearLaunch:
-    monkeypatch.setattr(kernels, "launch_for", lambda *_: request.param)
+    monkeypatch.setattr(kernels, "launch_for", lambda *_, **__: request.param)
     return request.param
 
 
 @pytest.mark.usefixtures("launch")
-def test_products() -> None:
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_products(eight_bits: bool) -> None:
     for (tokens, width, depth), op in product(SHAPES, OPS):
-        sizes, bias = (tokens, width, depth), tokens % 2 == 1
-        tensors, options = kernel_cases.product(op, *sizes, draw, bias=bias, gaps=True)
+        sizes: Any = {"bias": tokens % 2 == 1, "gaps": True, "eight_bits": eight_bits}
+        tensors, options = kernel_cases.product(op, tokens, width, depth, draw, **sizes)
         given = tensors[-1].clone() if op == "linear_add" else None
         plain = getattr(logprob if op == "logits" else layers, op).definition
         for _ in range(2):  # the counts of a split product must be back at zero
@@ -62,8 +64,8 @@ def test_the_launch_of_a_shape_is_one_that_was_measured_or_the_rule(monkeypatch)
 
 def test_the_rule_fits_every_model() -> None:
     sizes = (1, 32, 64), (896, 2048, 6144, 9728, 17408, 151936), (896, 1024, 2560, 17408)
-    for op, tokens, width, depth in product(OPS, *sizes):
-        launch = kernels.launch_for(op, tokens, width, depth)
+    for op, tokens, width, depth, eight_bits in product(OPS, *sizes, (False, True)):
+        launch = kernels.launch_for(op, tokens, width, depth, eight_bits=eight_bits)
         rows = launch.columns * (2 if op == "norm_gated" else 1)
         bytes_of_tiles = 2 * launch.stages * launch.depth * (rows + kernels.tile(tokens))
         assert bytes_of_tiles <= 227 << 10

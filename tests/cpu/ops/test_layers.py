@@ -1,6 +1,6 @@
 """Definitions of the dense parts: plain compositions, with gradients, for any strides."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,6 +40,34 @@ def test_products_are_their_formulas() -> None:
     before = residual.detach().clone()
     torch.testing.assert_close(ops.linear_add(x, weight, residual), residual + x @ weight.T)
     assert torch.equal(residual, before)  # the stream given is left as it is
+
+
+def test_weights_in_8_bits_by_hand() -> None:
+    weight = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0], [254.0, 127.0, -1.1]])
+    eight = ops.Int8Weight.quantise(weight)
+    assert eight.data_EI.tolist() == [[64, -127, 32], [0, 0, 0], [127, 64, -1]]
+    torch.testing.assert_close(eight.scale_E, torch.tensor([2.0 / 127, 0.0, 2.0]))
+    large = torch.randn(70, 300).bfloat16()
+    error = (ops.Int8Weight.quantise(large).dequantised() - large.float()).abs()
+    assert (error <= large.float().abs().amax(1, keepdim=True) / 254 + 1e-6).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_weights_in_8_bits(dtype: torch.dtype) -> None:
+    close: Any = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
+    x, norm, bias = torch.randn(5, 8).to(dtype), torch.randn(8).to(dtype), torch.randn(12).to(dtype)
+    residual = torch.randn(5, 12).to(dtype)
+    eight = ops.Int8Weight.quantise(torch.randn(12, 8))
+    plain = eight.dequantised().to(dtype)
+    products: list[Callable[[ops.Weight], torch.Tensor]] = [
+        lambda weight: ops.norm_linear(x, norm, weight, bias, eps=EPS),
+        lambda weight: ops.norm_gated(x, norm, weight, eps=EPS),
+        lambda weight: ops.linear_add(x, weight, residual),
+        lambda weight: ops.logits(x, weight),
+    ]
+    for product in products:
+        assert product(eight).dtype == product(plain).dtype
+        torch.testing.assert_close(product(eight), product(plain), **close)
 
 
 def test_gradients_of_the_products() -> None:
