@@ -1,8 +1,8 @@
 """Texts to judge flows by beside the standard ones: programming tasks, and chains of puzzles.
 
-    python bench/flow_judges.py code OUT --characters 32000      # for SmolLM2: tasks, right programs
-    python bench/flow_judges.py assignments OUT --length 3000    # for the shipped models
-    sparrow flow score mine.py --texts OUT -m MODEL ...
+python bench/flow_judges.py code OUT --characters 32000      # for SmolLM2: tasks, right programs
+python bench/flow_judges.py assignments OUT --length 3000    # for the shipped models
+sparrow flow score mine.py --texts OUT -m MODEL ...
 """
 
 import argparse

@@ -22,6 +22,7 @@ from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder
 from sparrow.models.attention import HeldLists, PagedDecode, PagedPrefill
 from sparrow.models.decoder import Lora
+from sparrow.models.int8 import Int8Decoder
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import DraftCell
 from sparrow.schema.types import Progress
@@ -47,9 +48,13 @@ class DraftRounds:
         draft_tokens: int,
         reselect: int = 1,
         actor: Lora | None = None,
+        int8: bool = False,
     ) -> None:
         self.model, self.rule, self.draft_tokens = model, rule, draft_tokens
         self.actor = actor  # the adapter of the drafts
+        self.drafter = model
+        if int8:
+            self.drafter = Int8Decoder.of(model).decoder
         self.ids_S = torch.tensor(ids, device=model.device)
         last = len(ids) - draft_tokens + 1
         self.starts_B = torch.arange(start, last, draft_tokens, device=model.device)
@@ -118,7 +123,7 @@ class DraftRounds:
                 reuse=step % self.reselect > 0,
             )
             ids_B = self.ids_S[positions_B]
-            steps.append(self.model(ids_B, positions_B, attention, self.actor))
+            steps.append(self.drafter(ids_B, positions_B, attention, self.actor))
         return torch.stack(steps)
 
     def acceptance(self, schedule: Schedule, *, temperature: float = 1.0) -> Tensor:
@@ -128,9 +133,23 @@ class DraftRounds:
         hidden_JBC = self.hidden(budgets, budgets.add(schedule))
         index_J = torch.arange(self.draft_tokens, device=device)
         dense_TC = self.hidden_SC[(self.starts_B + index_J[:, None]).flatten()]
+        drafts_TC = hidden_JBC.flatten(0, 1)
         head = self.model.head
-        alpha_T = ops.acceptance(dense_TC, hidden_JBC.flatten(0, 1), head, temperature=temperature)
+        if self.drafter is self.model:
+            alpha_T = ops.acceptance(dense_TC, drafts_TC, head, temperature=temperature)
+        else:
+            alpha_T = self._acceptance(dense_TC, drafts_TC, temperature)
         return alpha_T.view(self.draft_tokens, -1).T
+
+    @torch.no_grad()
+    def _acceptance(self, dense_TC: Tensor, drafts_TC: Tensor, temperature: float) -> Tensor:
+        """The same where drafts have a head of their own."""
+        parts = []
+        for dense_nC, drafts_nC in zip(dense_TC.split(CHUNK), drafts_TC.split(CHUNK), strict=True):
+            p_nV = (self.model.logits(dense_nC) / temperature).softmax(1)
+            q_nV = (self.drafter.logits(drafts_nC) / temperature).softmax(1)
+            parts.append(torch.minimum(p_nV, q_nV).sum(1))
+        return torch.cat(parts)
 
 
 def accepted_tokens(alpha_BJ: Tensor) -> Tensor:
@@ -201,7 +220,7 @@ def _measure(
     if True not in sparse[: len(sparse) - draft_tokens + 1]:
         return {"rounds": 0}
     if (rule, reselect) not in rounds:
-        sizes = {"start": first, "draft_tokens": draft_tokens, "reselect": reselect}
+        sizes: Any = {"start": first, "draft_tokens": draft_tokens, "reselect": reselect}
         rounds[rule, reselect] = DraftRounds(model, sequence.ids, rule, **sizes, actor=actor)
     alpha_BJ = rounds[rule, reselect].acceptance(arm.schedule, temperature=temperature)
     starts_B = rounds[rule, reselect].starts_B.cpu()

@@ -42,6 +42,14 @@ class Int8Decoder:
         self._linears = [*self._replace()]
         self._edition: int | None = None  # that of the source's weights which were quantised
 
+    @classmethod
+    def of(cls, source: Decoder) -> "Int8Decoder":
+        """The copy of a decoder as it is now."""
+        made = cls(source)
+        made.allocate()
+        made.renew()
+        return made
+
     def _replace(self) -> Iterator[Int8Linear]:
         """Put projections in 8 bits in the place of the copy's own."""
         for layer in self.decoder.layers:
