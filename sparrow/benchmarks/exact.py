@@ -36,7 +36,7 @@ from sparrow.models.checkpoint import pick_device
 from sparrow.ops.reference.sampling import uniforms
 from sparrow.ops.reference.speculation import leading_accepted
 from sparrow.schema.bench import ExactBenchmark, ExactRow, ExactRun
-from sparrow.schema.sampling import Completion, SamplingParams, SpeculativeParams
+from sparrow.schema.sampling import Completion, DraftWeights, SamplingParams, SpeculativeParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
@@ -74,6 +74,7 @@ def run(
     cases: Sequence[Case] = (),
     draft_tokens: int = 8,
     reselect: int = 1,
+    weights: DraftWeights = "model",
     acceptance: Sequence[float] = (0.95,),
     compare: str | None = None,
     flow: Flow = block_mean,
@@ -93,7 +94,7 @@ def run(
     on_gpu = target.type == "cuda"
     default: Case = (32, 16_384, "fixed-512-all") if on_gpu else (4, 1024, "fixed-256-all")
     cases = cases or [default]
-    speculative = SpeculativeParams(draft_tokens=draft_tokens, reselect=reselect)
+    speculative = SpeculativeParams(draft_tokens=draft_tokens, reselect=reselect, weights=weights)
     for case in cases:
         _check_case(case, flow, speculative, rounds)
     name = model or ("qwen3-1.7b" if on_gpu else "smollm2-135m")
@@ -118,6 +119,7 @@ def run(
         flow=flow.name,
         draft_tokens=draft_tokens,
         reselect=reselect,
+        weights=weights,
         acceptance=tuple(by_position),
         compare=compare,
         rows=tuple(rows),

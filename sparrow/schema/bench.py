@@ -9,7 +9,7 @@ from pydantic import Field, PlainValidator
 from sparrow.schema.base import File, Record, Table
 from sparrow.schema.common import Device
 from sparrow.schema.options import argument, option
-from sparrow.schema.sampling import DraftTokens
+from sparrow.schema.sampling import DraftTokens, DraftWeights
 from sparrow.schema.types import Count, Name, Several, Tokens
 
 MOST_IN_CASE = 2**28  # tokens
@@ -76,6 +76,7 @@ class BenchExactConfig(Record):
     )
     draft_tokens: DraftTokens = option(8, "Drafts of a round.")
     reselect: DraftTokens = option(1, "Drafts that read the pages selected for the first of them.")
+    weights: DraftWeights = option("model", "Of the drafts: model, or int8, a copy in 8 bits.")
     acceptance: Several[Share] = option(
         (0.95,), "Imposed, 0 to 1, by position in a round; the last one counts for those beyond."
     )
@@ -274,6 +275,7 @@ class ExactBenchmark(ModelBenchmark):
     flow: str
     draft_tokens: int
     reselect: int
+    weights: DraftWeights = "model"
     acceptance: tuple[float, ...]
     compare: str | None
     rows: tuple[ExactRow, ...]

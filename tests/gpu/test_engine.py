@@ -82,11 +82,14 @@ def test_budget_of_the_length_is_dense_bit_for_bit(model: models.Decoder) -> Non
     assert same(dense, whole)
 
 
-@pytest.mark.parametrize("reselect", [1, 3])
+@pytest.mark.parametrize(("reselect", "weights"), [(1, "model"), (3, "model"), (1, "int8")])
 @pytest.mark.parametrize("acceptance", ["shared_noise", "rejection"])
-def test_exact_decoding(model: models.Decoder, acceptance: Any, reselect: int) -> None:
+def test_exact_decoding(
+    model: models.Decoder, acceptance: Any, reselect: int, weights: Any
+) -> None:
     """Graphs equal eager rounds; in fp32 shared noise gives the tokens of dense decoding."""
-    speculative = SpeculativeParams(draft_tokens=5, acceptance=acceptance, reselect=reselect)
+    drafts = {"draft_tokens": 5, "reselect": reselect, "weights": weights}
+    speculative = SpeculativeParams(acceptance=acceptance, **drafts)
     how = {"schedule": SPARSE, "speculative": speculative}
     replayed = engine(model).generate(PROMPTS, params(), **how)
     assert same(replayed, engine(model, graphs=False).generate(PROMPTS, params(), **how))

@@ -32,10 +32,11 @@ def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(*shape, device="cuda") * scale).bfloat16()
 
 
-def case(name: str, tokens: int):
+def case(name: str, tokens: int, *, eight_bits: bool = False):
     """(op of its tensors, its definition, tensors, options)"""
     op, width, depth = PRODUCTS[name]
-    tensors, options = product(op, tokens, width, depth, draw, bias=name == "qkv_bias")
+    kind = {"bias": name == "qkv_bias", "eight_bits": eight_bits}
+    tensors, options = product(op, tokens, width, depth, draw, **kind)
     return partial(getattr(ops, op), *tensors, **options), getattr(layers, op), tensors, options
 
 
@@ -47,9 +48,12 @@ def _no_gradients():
 
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("tokens", [1, 3, 16, 17, 33, 64, 288])
-def test_products_are_as_exact_as_the_definitions(name: str, tokens: int) -> None:
-    run, op, tensors, options = case(name, tokens)
-    check_as_exact(run(), op.definition, tensors, options)
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_products_are_as_exact_as_the_definitions(name: str, tokens: int, eight_bits: bool) -> None:
+    run, op, tensors, options = case(name, tokens, eight_bits=eight_bits)
+    out = run()
+    check_as_exact(out, op.definition, tensors, options)
+    assert torch.equal(run(), out)
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 33, 64])
@@ -63,6 +67,9 @@ def test_logits_are_as_exact_as_the_definition(tokens: int) -> None:
     assert out.dtype == near.dtype == torch.float32
     assert (out - exact).norm() <= 2 * (near - exact).norm()
     assert torch.equal(out, ops.logits(hidden, head))
+    eight = ops.Int8Weight.quantise(head)
+    exact = hidden.double() @ eight.dequantised().double().T
+    assert (ops.logits(hidden, eight) - exact).norm() <= 1e-5 * exact.norm()
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

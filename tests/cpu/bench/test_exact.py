@@ -1,5 +1,7 @@
 """The benchmark of exact decoding: verdicts are imposed, and complete runs end as rounds say."""
 
+from typing import Any
+
 import pytest
 from support.results import check_output
 from support.specs import TINY as SPEC
@@ -10,9 +12,10 @@ CASE = (3, 512, "fixed-64-all")
 
 
 @pytest.mark.parametrize(("acceptance", "tokens"), [(1.0, 5), (0.0, 1)])
-@pytest.mark.parametrize("reselect", [1, 3])
-def test_imposed_acceptance(acceptance: float, tokens: int, reselect: int) -> None:
-    how = {"draft_tokens": 4, "reselect": reselect, "acceptance": (acceptance,), "rounds": 2}
+@pytest.mark.parametrize(("reselect", "weights"), [(1, "model"), (3, "model"), (1, "int8")])
+def test_imposed_acceptance(acceptance: float, tokens: int, reselect: int, weights: Any) -> None:
+    how: dict[str, Any] = {"draft_tokens": 4, "reselect": reselect, "weights": weights}
+    how |= {"acceptance": (acceptance,), "rounds": 2}
     result = exact.run(model=SPEC, dtype="fp32", cases=[CASE], **how)
     (row,) = result.rows
     assert row.tokens_per_round == tokens

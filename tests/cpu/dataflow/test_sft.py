@@ -59,6 +59,11 @@ def test_a_chat_has_the_tokens_of_a_conversation(chat_model: Path) -> None:
         {"messages": "find x1"},
         {"messages": [{"role": "user", "content": "find x1"}]},
         {"messages": [{"role": "assistant", "content": "find x1"}]},
+        {
+            "messages": [
+                {"role": role, "content": "find x1"} for role in ("user", "asistant", "assistant")
+            ]
+        },
         [],
         7,
     ],
