@@ -184,6 +184,8 @@ class RolloutConfig(DecodingConfig):
         refuse_many({"prompts": self.prompts, "samples": self.samples})
         once = len({url.rstrip("/") for url in self.url}) == len(self.url)
         self.require(once, "url", "every server once", self.url)
+        own = not self.url or self.speculative.weights == "model"
+        self.require(own, "speculative.weights", "model with rollout.url", self.speculative.weights)
         served = bool(self.url) or not self.fixed_weights
         self.require(served, "fixed_weights", "only with rollout.url", self.fixed_weights)
         fits = not self.fixed_weights or not self.distill.on
@@ -671,6 +673,7 @@ DATA = {
     "rollout.distill.targets",
     "rollout.distill.teacher",
     "rollout.speculative.acceptance",
+    "rollout.speculative.weights",
     "rollout.url",
     "run.learner",
     "run.loop",
