@@ -164,7 +164,7 @@ source = sources[state["number"] - {len(BASELINES)}]
 print(json.dumps({{"source": source, "name": "mine", "parents": [0], "made": "by hand"}}))
 """)
     command = f"{sys.executable} {agent}"
-    sparrow.flow_loop(out, candidates=7, seconds=15, promote=1, command=command, **SMALL)
+    sparrow.flow_loop(out, candidates=7, seconds=30, promote=1, command=command, **SMALL)
     tried = [candidate(out, number) for number in range(3, 10)]
     found = ["scored", "invalid", "late", "duplicate", "invalid", "scored", "scored"]
     assert [one.status for one in tried] == found
@@ -258,7 +258,7 @@ def test_a_flow_that_is_late_while_it_is_validated_does_not_stop_the_others(
 ) -> None:
     monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
     proposer, notes = f"{__name__}:slow_later", list[str]()
-    settings: Any = {"candidates": 2, "promote": 2, "proposer": proposer, "seconds": 20}
+    settings: Any = {"candidates": 2, "promote": 2, "proposer": proposer, "seconds": 30}
     sparrow.flow_loop(begun, report=notes.append, **settings, **SMALL)
     late, good = candidate(begun, 3), candidate(begun, 4)
     assert late.status == "late"
