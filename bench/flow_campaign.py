@@ -85,10 +85,10 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=64)
     parser.add_argument("--files", type=Path)
     parser.add_argument("--judge", action="append", default=[])
-    parser.add_argument("options", nargs="*", help="of sparrow flow loop, behind --")
-    args = parser.parse_args()
+    given, _, options = " ".join(sys.argv[1:]).partition(" -- ")
+    args = parser.parse_args(given.split())
     if args.step == "search":
-        search(args.out, args.candidates, args.files, args.options)
+        search(args.out, args.candidates, args.files, options.split())
     elif args.step == "publish":
         for row in winners(Campaign.load(args.out / CAMPAIGN)):
             entry = sparrow.flow_publish(args.out, row.number, report=print)
