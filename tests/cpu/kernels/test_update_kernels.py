@@ -40,7 +40,7 @@ def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
 
 def cut(monkeypatch: pytest.MonkeyPatch, *cuts: tuple[int, int, int]) -> None:
     launches = [LinearLaunch(columns=c, depth=d, splits=splits) for c, d, splits in cuts]
-    monkeypatch.setattr(kernels, "launch_for", lambda *_: launches[0])
+    monkeypatch.setattr(kernels, "launch_for", lambda *_, **__: launches[0])
     monkeypatch.setattr(kernels, "launch_for_ranks", lambda *_: launches[1])
 
 
