@@ -15,6 +15,7 @@ from sparrow.calibration.drafts import DraftRounds, accepted_tokens
 from sparrow.calibration.flows.score import interval, samples
 from sparrow.calibration.flows.texts import from_folder
 from sparrow.models import load, load_tokenizer
+from sparrow.models.int8 import Int8Decoder
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.loading import load_flow
 from sparrow.sparse.rule import Rule
@@ -37,10 +38,11 @@ def main() -> None:
     flow = load_flow(args.flow)
     schedule, rule = Schedule.fixed(args.budget, flow=flow.name), Rule(flow=flow)
     found: dict[str, list[list[float]]] = {"model": [], "int8": []}
+    drafters = {"model": model, "int8": Int8Decoder.of(model).decoder}
     for text in samples(load_tokenizer(args.model), from_folder(args.texts), args.tokens):
         for weights, rows in found.items():
             sizes = {"start": args.start, "draft_tokens": args.draft_tokens}
-            rounds = DraftRounds(model, text.ids, rule, **sizes, int8=weights == "int8")
+            rounds = DraftRounds(model, text.ids, rule, drafter=drafters[weights], **sizes)
             alpha_BJ = rounds.acceptance(schedule)
             rows.append([float(accepted_tokens(alpha_BJ).mean()), *alpha_BJ.mean(0).tolist()])
             print(text.name, weights, *(f"{value:.4f}" for value in rows[-1]), flush=True)

@@ -30,6 +30,7 @@ from sparrow.benchmarks.decode import Case, ScheduleTimer, build, running
 from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE, batch_bucket
 from sparrow.engine.requests import Sample
+from sparrow.engine.runner import INT8_ROWS
 from sparrow.engine.speculation import DraftRows
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
@@ -129,7 +130,9 @@ def run(
 
 def _check_case(case: Case, flow: Flow, speculative: SpeculativeParams, rounds: int) -> None:
     """Refuse what cannot be measured before anything is built."""
-    _, context, name = case
+    batch, context, name = case
+    if speculative.weights == "int8" and batch > INT8_ROWS:
+        raise ValueError(f"case {batch},{context}: int8 weights are for up to {INT8_ROWS} rows")
     schedule = timing.schedule_named(name, flow)
     if schedule is None:
         raise ValueError(f"case {case[0]},{context}: drafts need a schedule, such as fixed-512-all")

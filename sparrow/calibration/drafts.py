@@ -22,7 +22,6 @@ from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder
 from sparrow.models.attention import HeldLists, PagedDecode, PagedPrefill
 from sparrow.models.decoder import Lora
-from sparrow.models.int8 import Int8Decoder
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import DraftCell
 from sparrow.schema.types import Progress
@@ -48,13 +47,12 @@ class DraftRounds:
         draft_tokens: int,
         reselect: int = 1,
         actor: Lora | None = None,
-        int8: bool = False,
+        drafter: Decoder | None = None,
     ) -> None:
+        """drafter: drafts instead of the model, over its keys and values, such as an 8-bit copy."""
         self.model, self.rule, self.draft_tokens = model, rule, draft_tokens
         self.actor = actor  # the adapter of the drafts
-        self.drafter = model
-        if int8:
-            self.drafter = Int8Decoder.of(model).decoder
+        self.drafter = drafter or model
         self.ids_S = torch.tensor(ids, device=model.device)
         last = len(ids) - draft_tokens + 1
         self.starts_B = torch.arange(start, last, draft_tokens, device=model.device)
@@ -143,7 +141,7 @@ class DraftRounds:
 
     @torch.no_grad()
     def _acceptance(self, dense_TC: Tensor, drafts_TC: Tensor, temperature: float) -> Tensor:
-        """The same where drafts have a head of their own."""
+        """The same where drafts have an LM head of their own."""
         parts = []
         for dense_nC, drafts_nC in zip(dense_TC.split(CHUNK), drafts_TC.split(CHUNK), strict=True):
             p_nV = (self.model.logits(dense_nC) / temperature).softmax(1)

@@ -107,6 +107,7 @@ class StepInputs(NamedTuple):
 
 
 LARGEST_INT8 = 127
+CHUNK_NUMBERS = 1 << 24  # weights that are quantised at once, which takes fp32 memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,8 +155,6 @@ class Int8Weight:
     def nbytes(self) -> int:
         return self.data_EI.nbytes + self.scale_E.nbytes
 
-
-CHUNK_NUMBERS = 1 << 24  # quantised at once
 
 Weight = Tensor | Int8Weight
 

@@ -229,7 +229,7 @@ def _relay(output: int, stderr: int, most: int | None) -> int | None:
         return None
     text = os.read(output, OUTPUT_BYTES)
     shown = printable(text[:most].decode(errors="replace")).encode(errors="replace")
-    if most and len(text) > most:
+    if most is not None and 0 < most <= len(text):
         shown += b"\n[further output of this process is not shown]\n"
     with contextlib.suppress(OSError):  # dropped if no reader takes it now
         while shown and select.select([], [stderr], [], 0)[1]:

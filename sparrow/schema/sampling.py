@@ -70,7 +70,8 @@ class SpeculativeParams(Record):
 
     def describe(self, drafter: str) -> str:
         rule = self.acceptance.replace("_", " ")
-        return f"exact, {self.draft_tokens} draft tokens a round by {rule} ({drafter})"
+        weights = "" if self.weights == "model" else f", {self.weights} weights"
+        return f"exact, {self.draft_tokens} draft tokens a round by {rule} ({drafter}{weights})"
 
 
 class OutputOptions(Record):

@@ -142,12 +142,12 @@ class FlowCampaign:
         first = len(BASELINES)
         numbers = range(first, first + config.candidates)
         left = [number for number in numbers if number not in self.candidates]
-        for some in self._rounds(left):
+        for batch in self._batches(left):
             late = config.minutes is not None and time.monotonic() - began > 60 * config.minutes
             if late:
                 self.report(f"{config.minutes:g} minutes are over: the same command goes on")
                 break
-            self._try(some)
+            self._try(batch)
             self._save()
             if progress is not None:
                 progress(self._done(numbers), config.candidates, self._best())
@@ -190,14 +190,14 @@ class FlowCampaign:
             for number, name in enumerate(BASELINES)
             if number not in self.candidates
         ]
-        for some in self._rounds(new):
-            for measured in self._measured(some):
+        for batch in self._batches(new):
+            for measured in self._measured(batch):
                 if measured.status != "scored":
                     raise ValueError(f"{measured.name} cannot be measured: {measured.error}")
                 self._record(measured)
         self._measure_split([self.candidates[n] for n in range(len(BASELINES))], "validation")
 
-    def _rounds(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
+    def _batches(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
         """As many at a time as are measured at once."""
         for begin in range(0, len(items), len(self.places)):
             yield items[begin : begin + len(self.places)]
@@ -219,9 +219,9 @@ class FlowCampaign:
         for candidate in self._measured([(c, self._flow(c)) for c in planned]):
             self._record(candidate)
             self._plan(candidate.number).unlink(missing_ok=True)
-        self._renew(planned)
+        self._restart_workers(planned)
 
-    def _renew(self, measured: Sequence[Candidate]) -> None:
+    def _restart_workers(self, measured: Sequence[Candidate]) -> None:
         """Start processes anew that ran code of others, which may have changed what they do."""
         for place, candidate in zip(self.places, measured, strict=False):
             if candidate.genes is None and candidate.number >= len(BASELINES):
@@ -264,14 +264,14 @@ class FlowCampaign:
     def _measure_split(self, candidates: Sequence[Candidate], split: Split) -> None:
         """Measure on another split, unless that was done."""
         name = split.replace("-", "_")
-        for some in self._rounds([c for c in candidates if not getattr(c, name)]):
+        for batch in self._batches([c for c in candidates if not getattr(c, name)]):
             questions = [
-                {"flow": self._flow(c), "split": split, "program": c.program} for c in some
+                {"flow": self._flow(c), "split": split, "program": c.program} for c in batch
             ]
             workers = [place.worker for place in self.places]
-            with ThreadPoolExecutor(len(some)) as threads:
+            with ThreadPoolExecutor(len(batch)) as threads:
                 answers = [*threads.map(self._ask, workers, questions)]
-            for candidate, found in zip(some, answers, strict=True):
+            for candidate, found in zip(batch, answers, strict=True):
                 if "scores" in found:
                     self._record(candidate.replace(**{name: _scores(found)}))
                     continue
@@ -281,7 +281,7 @@ class FlowCampaign:
                     raise ValueError(said)
                 self.report(f"{said}; it is not promoted")
                 self._record(candidate.replace(status=status, error=f"{split} texts: {why}"))
-            self._renew(some)
+            self._restart_workers(batch)
 
     def _flow(self, candidate: Candidate) -> str:
         """Where its source is; of a baseline its name."""

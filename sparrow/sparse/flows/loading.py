@@ -145,10 +145,10 @@ def _naming_author_line(path: Path | None) -> Iterator[None]:
         if isinstance(error, SyntaxError):
             numbers.append(error.lineno)
         place = CodeLine(str(path), numbers[-1] or 0) if numbers else path
-        raise ValueError(f"{place}: {_said(error)}") from error
+        raise ValueError(f"{place}: {_error_text(error)}") from error
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """An exception with its type; its text may itself be code that fails."""
     try:
         return f"{type(error).__name__}: {error}"
@@ -196,7 +196,7 @@ def _named(module: ModuleType, text: str, where: str) -> Flow:
         except FlowError:
             raise
         except Exception as error:  # an author's function
-            raise ValueError(f"{where}:{text}: {_said(error)}") from error
+            raise ValueError(f"{where}:{text}: {_error_text(error)}") from error
     if not isinstance(flow, Flow):
         raise ValueError(f"{where}:{text} is a {type(flow).__name__}, not a Flow")
     return flow

@@ -32,6 +32,7 @@ def test_imposed_acceptance(acceptance: float, tokens: int, reselect: int, weigh
         ((2, 100, "fixed-64-all"), {}, "context"),
         ((2, 512, "fixed-64-all"), {"draft_tokens": 17}, "draft_tokens"),
         ((2, 10**6, "fixed-64-all"), {}, "positions"),
+        ((65, 512, "fixed-64-all"), {"weights": "int8"}, "64 rows"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(case, how, problem) -> None:

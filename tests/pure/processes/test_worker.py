@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +302,23 @@ def test_what_it_prints_moves_no_terminal(
     output = "".join(parts)
     assert r"said \x1b]0;title\x07 \x9b31m aloud" in output
     assert not set(output) & {"\x1b", "\x07", "\x9b"}
+
+
+@pytest.mark.parametrize("size", [4096, 1 << 16, 3_000_000])
+def test_output_beyond_its_limit_is_dropped_and_said(
+    mark: str, capfd: pytest.CaptureFixture[str], size: int
+) -> None:
+    """Whether the limit falls between two reads or within one."""
+    with closing(Worker("hostile_handler:make", {}, output=4096)) as worker:
+        worker.ask(f"os.write(1, b'x' * {size}) and None", PATIENT)
+        parts: list[str] = []
+        until(lambda: parts.append(capfd.readouterr().err) or "not shown" in "".join(parts), SOON)
+        worker.ask("os.write(1, b'y' * 100) and None", PATIENT)
+        worker.ask("'fine'", PATIENT)
+    output = "".join([*parts, capfd.readouterr().err])
+    assert output.count("x") == 4096
+    assert output.count("not shown") == 1
+    assert "y" not in output
 
 
 # Other processes that hold its connections.
